@@ -1,0 +1,71 @@
+# `make` prints the targets. Each one first sets up what it needs in .venv.
+
+VENV := .venv
+BUDGET ?= quick
+UNITS ?=
+LAB_ARGS ?=
+ARGS ?=
+
+# An author may build the notebooks with any Python and no torch: `make notebooks PYTHON=python3.13`.
+ifdef PYTHON
+AUTHORING := .venv-authoring-$(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])")
+else
+AUTHORING := $(VENV)
+endif
+
+READY := $(VENV)/.installed
+RUN := $(VENV)/bin/python -m
+
+.PHONY: help
+help:
+	@echo "make lab        open the course in JupyterLab, on your own copy in work/   LAB_ARGS=\"--no-browser --port 8899\""
+	@echo "make score      grade your own work/ and say what is missing               UNITS=\"01 02\""
+	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
+	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
+	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
+	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
+	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
+	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
+	@echo "make record     record this device's measurements for the course           ARGS=\"…\""
+	@echo "make clean      remove build/ and .venv*/, never work/"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[test]"
+	@touch $@
+
+.venv-authoring-%/.installed: constraints.txt
+	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
+	@touch $@
+
+.PHONY: setup lab score notebooks course grade test bench gpu-check record clean
+setup: $(READY)
+
+lab: $(READY)
+	@$(RUN) tools.lab $(LAB_ARGS)
+
+score: $(READY)
+	@$(RUN) tools.score $(UNITS)
+
+notebooks: $(AUTHORING)/.installed
+	@$(AUTHORING)/bin/python -m tools.build $(UNITS)
+
+course: $(READY)
+	@$(RUN) tools.course --budget $(BUDGET) $(UNITS)
+
+grade: $(READY)
+	@$(RUN) tools.autograde $(ARGS)
+
+test: $(READY)
+	@$(RUN) tools.proof
+
+bench: $(READY)
+	@$(RUN) tools.bench $(ARGS)
+
+gpu-check: $(READY)
+	@$(RUN) tools.gpu_check $(ARGS)
+
+record: $(READY)
+	@$(RUN) tools.record $(ARGS)
+
+clean:
+	rm -rf build .venv .venv-authoring-*

@@ -1,0 +1,40 @@
+"""`make course`: every solution executed apart from its source, a table at the end, 1 on any error."""
+
+import json
+import shutil
+
+from tests.pipeline.miniature import UNIT
+from tools import course
+from tools.units import find
+
+
+def test_runs_apart_from_the_source_with_the_budget_given(built, tmp_path, capsys):
+    root = tmp_path / "course"
+    shutil.copytree(built, root)
+    unit = find(root)[0]
+    before = unit.solution.read_bytes()
+    assert course.main(["--budget", "full"], root) == 0
+    assert unit.solution.read_bytes() == before
+    executed = root / "build" / "executed" / UNIT / f"{UNIT}.ipynb"
+    printed = [
+        o["text"] for c in json.loads(executed.read_text())["cells"] for o in c.get("outputs", []) if "text" in o
+    ]
+    assert ["full 46080\n"] in printed or "full 46080\n" in printed
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2].split()[0] == UNIT and said[-2].endswith("ok")
+    assert 0.02 < float(said[-2].split()[2]) < 8, "peak memory in GB is the kernel's"
+
+
+def test_an_error_is_shown_with_its_cell_and_exit_1(built, tmp_path, capsys):
+    root = tmp_path / "course"
+    shutil.copytree(built, root)
+    unit = find(root)[0]
+    unit.solution.write_text(unit.solution.read_text().replace("print(budget, kv_bytes)", "1 / 0"))
+    assert course.main([], root) == 1
+    said = capsys.readouterr().out
+    assert "ZeroDivisionError: division by zero" in said and "FAILED" in said
+
+
+def test_a_unit_that_is_not_there(built, capsys):
+    assert course.main(["42"], built) == 2
+    assert "no unit 42" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""What authors and graders run: `python -m tools.NAME`, or the Makefile's targets."""

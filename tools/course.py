@@ -1,0 +1,101 @@
+"""`make course`: run every solution from top to bottom with papermill, results in build/executed/.
+
+python -m tools.course --budget quick 01 02
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.units import ROOT, CourseError, Unit, find
+
+ERROR_LINES = 12
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one unit's solution ran; `error` is empty when every cell did."""
+
+    unit: str
+    seconds: float
+    peak_bytes: int
+    error: str = ""
+
+
+def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
+    """Execute `unit`'s solution notebook into build/executed/, never in place."""
+    folder = unit.root / "build" / "executed" / unit.name
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"{unit.name}.ipynb"
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "papermill", str(unit.solution), str(output), "--cwd", str(folder)]
+    command += ["-p", "budget", budget, "-p", "device", device, "--no-progress-bar", "--execution-timeout", "1800"]
+    environment = os.environ | {"COURSE_HOME": str(unit.root / "build" / "executed" / ".course")}
+    start = time.monotonic()
+    with open(folder / "papermill.log", "w+b") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+        # wait4 gives this one run's peak memory, its kernel included, where getrusage would give the largest so far.
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        log.seek(0)
+        written = log.read().decode(errors="replace")
+    seconds = time.monotonic() - start
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    error = "" if process.returncode == 0 else _first_error(output) or written.strip()[-2000:] or "papermill failed"
+    return Run(unit.name, seconds, peak, error)
+
+
+def table(runs: list[Run]) -> str:
+    """Unit, seconds, peak memory and status, a line each."""
+    lines = [f"{'unit':<24} {'seconds':>8} {'peak GB':>8}  status"]
+    for r in runs:
+        lines.append(f"{r.unit:<24} {r.seconds:>8.1f} {r.peak_bytes / 1e9:>8.2f}  {'FAILED' if r.error else 'ok'}")
+    lines.append(f"{'all':<24} {sum(r.seconds for r in runs):>8.1f} {max(r.peak_bytes for r in runs) / 1e9:>8.2f}")
+    return "\n".join(lines)
+
+
+def _first_error(output: Path) -> str:
+    try:
+        cells = json.loads(output.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return ""
+    for cell in cells:
+        for result in cell.get("outputs", []):
+            if result["output_type"] == "error":
+                lines = "\n".join(result["traceback"]).splitlines()[-ERROR_LINES:]
+                return f"cell {cell.get('id')}: {result['ename']}: {result['evalue']}\n" + "\n".join(lines)
+    return ""
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.course", description="run the solutions")
+    parser.add_argument("units", nargs="*", help="numbers or names, e.g. 02; all when none is given")
+    parser.add_argument("--budget", choices=("quick", "full"), default="quick")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args(arguments)
+    try:
+        units = find(root, options.units)
+    except CourseError as error:
+        print(error)
+        return 2
+    missing = [u.solution for u in units if not u.solution.exists()]
+    if missing or not units:
+        print(f"{missing[0] if missing else 'no unit'} is missing; run `make notebooks`")
+        return 2
+    runs = []
+    for unit in units:
+        print(f"{unit.name} …", flush=True)
+        runs.append(run(unit, options.budget, options.device))
+        if runs[-1].error:
+            print(runs[-1].error)
+    print(table(runs))
+    return 1 if any(r.error for r in runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

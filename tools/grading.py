@@ -1,0 +1,167 @@
+"""Grade notebooks with nbgrader, unpatched, in a course directory made for the purpose, and say what came out."""
+
+import json
+import re
+import shutil
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbformat.warnings import MissingIDFieldWarning
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.apps.api import NbGraderAPI
+from sqlalchemy.exc import SAWarning
+from traitlets.config import Config
+
+from tools.source import text
+from tools.units import CourseError, Unit, nbgrader_config
+
+# Harmless, and nothing an instructor can mend: how nbgrader 0.9.6 reads its tables, and a deleted cell it restores.
+warnings.filterwarnings("ignore", category=SAWarning)
+warnings.filterwarnings("ignore", category=MissingIDFieldWarning)
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Exercise:
+    """One graded cell: `points` is None when nbgrader stored no score for it."""
+
+    id: str
+    points: float | None
+    max_points: float
+    message: str = ""
+    answered: bool = True
+
+    @property
+    def full(self) -> bool:
+        return self.points == self.max_points
+
+
+@dataclass
+class Result:
+    """What grading one student's notebook of one unit gave; `problem` names what needs a human, if anything."""
+
+    student: str
+    unit: str
+    exercises: list[Exercise] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def points(self) -> float:
+        return sum(e.points or 0 for e in self.exercises)
+
+    @property
+    def max_points(self) -> float:
+        return sum(e.max_points for e in self.exercises)
+
+
+class Course:
+    """An nbgrader course directory at `folder` holding the solutions of `units`; `extra` adds nbgrader settings."""
+
+    def __init__(self, folder: Path, units: list[Unit], extra: Config | None = None):
+        self.folder = folder.resolve()
+        self.units = {u.name: u for u in units}
+        self.settings = deepcopy(nbgrader_config(units[0].root)) if units else Config()
+        self.database = f"sqlite:///{self.folder}/gradebook.db"
+        self.settings.CourseDirectory.root = str(self.folder)
+        self.settings.CourseDirectory.db_url = self.database
+        self.settings.merge(extra or Config())
+        self.api = NbGraderAPI(config=self.settings)
+        for unit in units:
+            if not unit.solution.exists():
+                raise CourseError(f"{unit.solution} is missing; run `make notebooks`")
+            target = self.folder / "solutions" / unit.name
+            shutil.copytree(unit.solution.parent, target, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
+            result = self.api.generate_assignment(unit.name, force=True)
+            if not result["success"]:
+                raise CourseError(f"{unit.name}: nbgrader could not read its solution:\n{result.get('log')}")
+
+    def grade(self, student: str, unit: Unit, notebook: Path) -> Result:
+        """Grade `notebook` as `student`'s submission of `unit`; never raises for what the notebook holds."""
+        submitted = self.folder / "submitted" / student / unit.name
+        submitted.mkdir(parents=True, exist_ok=True)
+        result = Result(student, unit.name)
+        try:
+            content = notebook.read_bytes()
+            cells = json.loads(content)["cells"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            result.problem = f"not a notebook: {notebook.name} cannot be read ({type(error).__name__}: {error})"
+            return result
+        (submitted / f"{unit.name}.ipynb").write_bytes(content)
+        outcome = self.api.autograde(unit.name, student, force=True)
+        if not outcome["success"]:
+            result.problem = _why(outcome.get("log") or outcome.get("error") or "", cells, self.expected_ids(unit))
+            return result
+        graded = self.folder / "autograded" / student / unit.name / f"{unit.name}.ipynb"
+        result.exercises = self._exercises(student, unit, json.loads(graded.read_text(encoding="utf-8"))["cells"])
+        missing = [e.id for e in result.exercises if e.points is None]
+        if missing:
+            result.problem = (
+                f"no score for {', '.join(missing)}: the grading data of these cells was removed or changed"
+            )
+        return result
+
+    def expected_ids(self, unit: Unit) -> set[str]:
+        """Every grade_id that a submission of `unit` ought to have."""
+        with Gradebook(self.database) as gradebook:
+            return {cell.name for cell in gradebook.find_notebook(unit.name, unit.name).source_cells}
+
+    def _exercises(self, student: str, unit: Unit, cells: list[dict]) -> list[Exercise]:
+        by_id = {c["metadata"].get("nbgrader", {}).get("grade_id"): c for c in cells}
+        exercises = []
+        with Gradebook(self.database) as gradebook:
+            order = [c.name for c in gradebook.find_notebook(unit.name, unit.name).source_cells]
+            try:
+                grades = gradebook.find_submission_notebook(unit.name, unit.name, student).grades
+            except MissingEntry:
+                return []
+            for grade in sorted(grades, key=lambda g: order.index(g.name)):
+                name = grade.name.removeprefix("test-")
+                exercise = Exercise(name.replace("-", "."), grade.auto_score, grade.max_score)
+                if not exercise.full:
+                    answer = _error(by_id.get(f"answer-{name}"))
+                    kind, message = _error(by_id.get(grade.name)) or ("", "")
+                    exercise.answered = kind != "NotAnswered"
+                    exercise.message = f"your answer's cell stops with {': '.join(answer)}" if answer else message
+                exercises.append(exercise)
+        return exercises
+
+
+def _error(cell: dict | None) -> tuple[str, str] | None:
+    """(type, message) of what made a cell fail: its error, or what it wrote to stderr, which nbgrader scores 0."""
+    for output in (cell or {}).get("outputs", []):
+        if output["output_type"] == "error":
+            message = output["evalue"].strip()
+            if output["ename"] == "AssertionError" and not message:
+                # A bare assert is a hidden test; quoting it would give the answer away.
+                message = "passes what is shown, but not a hidden test of the same exercise"
+            return output["ename"], message or output["ename"]
+        if output["output_type"] == "stream" and output["name"] == "stderr":
+            written = text({"source": output["text"]}).strip()
+            return "stderr", f"wrote to stderr, which scores 0: {written[:200]}"
+    return None
+
+
+def _why(log: str, cells: list[dict], expected: set[str]) -> str:
+    """What a human has to know about a submission that nbgrader could not grade."""
+    log = ANSI.sub("", log)
+    if "DeadKernelError" in log or "Kernel died" in log:
+        return "its code killed the kernel (exit, crash or out of memory)"
+    if "kernel became unresponsive" in log or "UnresponsiveKernel" in log:
+        return "its code hung and could not be interrupted"
+    found = [c.get("metadata", {}).get("nbgrader", {}).get("grade_id") for c in cells if isinstance(c, dict)]
+    present = {i for i in found if i}
+    changes = []
+    if present - expected:
+        changes.append(f"unknown grade ids {', '.join(sorted(present - expected))}")
+    if expected - present:
+        changes.append(f"missing cells {', '.join(sorted(expected - present))}")
+    repeated = sorted({i for i in present if found.count(i) > 1})
+    if repeated:
+        changes.append(f"repeated grade ids {', '.join(repeated)}")
+    errors = [line.strip() for line in log.splitlines() if re.match(r"\s*[\w.]*(Error|Exception|Invalid\w*)\b.*", line)]
+    if changes:
+        return "its graded cells were renamed or removed: " + "; ".join(changes)
+    return "nbgrader could not grade it: " + (errors[-1] if errors else log.strip()[-300:] or "no reason given")

@@ -1,0 +1,112 @@
+"""`make lab`: your own copy of the notebooks in work/, and JupyterLab opened on it.
+
+A file that you changed is never overwritten. What this tool last put there is remembered in work/.released.json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from tools.units import ROOT, CourseError, write_whole
+
+MANIFEST = ".released.json"
+
+
+def refresh(release: Path, work: Path) -> list[str]:
+    """Bring the files of `release` into `work`; returns one line per file that it wrote.
+
+    New files are added, files that the learner did not touch follow the release; where both changed, the learner's
+    stays and the new one is put beside it as `NAME.new.ipynb`. Raises `CourseError` when the disk refuses; every file
+    is then either the old one or the new one.
+    """
+    said = []
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        for unfinished in work.rglob(".*.part"):
+            unfinished.unlink()
+        known = _known(work)
+        for path in sorted(p for p in release.rglob("*") if p.is_file() and ".ipynb_checkpoints" not in p.parts):
+            name = path.relative_to(release).as_posix()
+            line = _bring(path.read_bytes(), work / name, name, known)
+            if line:
+                said.append(line)
+                write_whole(work / MANIFEST, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
+    except OSError as error:
+        raise CourseError(
+            f"could not write your copy in {work}: {error.strerror or error}. Nothing of yours was changed; "
+            "make room or mend the permissions, then run `make lab` again"
+        ) from error
+    return said
+
+
+def _bring(content: bytes, target: Path, name: str, known: dict[str, str]) -> str:
+    """Bring one file up to date and note it in `known`; returns what to say, or ""."""
+    new = _digest(content)
+    if not target.exists():
+        write_whole(target, content)
+        known[name] = new
+        return f"added      work/{name}"
+    present = _digest(target.read_bytes())
+    if present == new:
+        if known.get(name) != new:
+            known[name] = new
+            return f"unchanged  work/{name}"
+        return ""
+    if present == known.get(name):
+        write_whole(target, content)
+        known[name] = new
+        return f"refreshed  work/{name}"
+    if known.get(name) == new:
+        return ""
+    beside = target.with_suffix(f".new{target.suffix}")
+    write_whole(beside, content)
+    known[name] = new
+    return f"kept yours work/{name}; the course's new version is beside it: {beside.name}"
+
+
+def _known(work: Path) -> dict[str, str]:
+    try:
+        known = json.loads((work / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.lab",
+        description="make or refresh work/ and open JupyterLab on it; other options go to JupyterLab",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--copy-only", action="store_true", help="refresh work/, do not open JupyterLab")
+    options, passed_on = parser.parse_known_args(arguments)
+    work = root / "work"
+    try:
+        for line in refresh(root / "notebooks", work):
+            print(line)
+    except CourseError as error:
+        print(error)
+        return 1
+    first = next(iter(sorted(work.glob("[0-9][0-9]-*/*.ipynb"))), None)
+    if first is None:
+        print("there is no notebook to open; an author builds them with `make notebooks`")
+        return 1
+    if options.copy_only:
+        return 0
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work}"]
+    command.append(f"--LabApp.default_url=/lab/tree/{first.relative_to(work).as_posix()}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    sys.stdout.flush()
+    os.execve(sys.executable, command + passed_on, os.environ | {"COURSE_HOME": str(work / ".course")})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""`make test`, and what CI runs: the whole proof that the course holds together, with the time of each stage.
+
+lint · pytest · committed notebooks are what would be built · every solution runs · nbgrader gives every reference
+solution full marks on each graded cell and every untouched notebook 0.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tools import build, course, sandbox
+from tools.grading import Course, Result
+from tools.units import ROOT, CourseError, find
+
+PYTEST_WORKERS = "2"
+
+
+def lint() -> list[tuple[str, bool]]:
+    """ruff over everything that is tracked."""
+    return [("ruff", subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=ROOT).returncode == 0)]
+
+
+def tests() -> list[tuple[str, bool]]:
+    """pytest: the tests that time this machine run alone, the others side by side."""
+    command = [sys.executable, "-m", "pytest"]
+    parallel = subprocess.run([*command, "-m", "not clock", "-n", PYTEST_WORKERS, "--dist", "loadfile"], cwd=ROOT)
+    alone = subprocess.run([*command, "-m", "clock"], cwd=ROOT)
+    # 5: no test carries the mark, which is no failure.
+    return [("pytest", parallel.returncode == 0), ("pytest, alone on the machine", alone.returncode in (0, 5))]
+
+
+def notebooks() -> list[tuple[str, bool]]:
+    """The committed notebooks are byte for byte what `make notebooks` writes."""
+    return [("notebooks are up to date", build.main(["--check"]) == 0)]
+
+
+def executed() -> list[tuple[str, bool]]:
+    """Every solution runs from top to bottom at the quick budget."""
+    runs = []
+    for unit in find():
+        runs.append(course.run(unit, "quick"))
+        print(f"{unit.name}: {runs[-1].seconds:.0f} s" + (f"\n{runs[-1].error}" if runs[-1].error else ""), flush=True)
+    if runs:
+        print(course.table(runs))
+    return [(f"{r.unit} runs", not r.error) for r in runs]
+
+
+def graded() -> list[tuple[str, bool]]:
+    """nbgrader: the reference solution scores full marks on each graded cell, the untouched release 0 on each."""
+    checks, units = [], find()
+    if not units:
+        return checks
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        sockets = Path(folder) / "s"
+        with sandbox.use(sockets):
+            grading = Course(Path(folder) / "course", units, sandbox.ipc(sockets))
+            for unit in units:
+                reference = grading.grade("reference", unit, unit.solution)
+                untouched = grading.grade("untouched", unit, unit.release)
+                full = bool(reference.exercises) and not reference.problem and all(e.full for e in reference.exercises)
+                zero = (
+                    bool(untouched.exercises)
+                    and not untouched.problem
+                    and all(e.points == 0 for e in untouched.exercises)
+                )
+                asked = all(not e.answered for e in untouched.exercises)
+                print(f"{unit.name}: reference {_score(reference)}, untouched {_score(untouched)}", flush=True)
+                for result, held in ((reference, full), (untouched, zero and asked)):
+                    wrong = [f"{e.id} {e.points}/{e.max_points:g} {e.message}" for e in result.exercises]
+                    if not held:
+                        print(
+                            "\n".join(
+                                f"  {result.student} {line}" for line in ([result.problem] if result.problem else wrong)
+                            )
+                        )
+                checks += [(f"{unit.name}: reference scores full marks", full)]
+                checks += [(f"{unit.name}: untouched scores 0 and is told it is unanswered", zero and asked)]
+    return checks
+
+
+def _score(result: Result) -> str:
+    return f"{result.points:g}/{result.max_points:g}" if result.exercises else "not graded"
+
+
+STAGES: dict[str, Callable[[], list[tuple[str, bool]]]] = {
+    "lint": lint,
+    "notebooks": notebooks,
+    "tests": tests,
+    "executed": executed,
+    "graded": graded,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.proof", description="the whole proof, or some of its stages")
+    parser.add_argument("stages", nargs="*", choices=[[], *STAGES], help=f"any of: {', '.join(STAGES)}; all by default")
+    options = parser.parse_args(arguments)
+    checks, times = [], []
+    for name in options.stages or STAGES:
+        print(f"\n== {name}", flush=True)
+        start = time.monotonic()
+        try:
+            checks += STAGES[name]()
+        except CourseError as error:
+            print(error)
+            checks.append((name, False))
+        times.append((name, time.monotonic() - start))
+    print("\n== times")
+    for name, seconds in [*times, ("all", sum(seconds for _, seconds in times))]:
+        print(f"{name:<12} {seconds:>6.0f} s")
+    failed = [name for name, held in checks if not held]
+    if failed:
+        print("\n== failed\n" + "\n".join(failed))
+    print(f"\n{len(checks) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed or not checks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

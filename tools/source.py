@@ -1,0 +1,114 @@
+"""From a unit's percent source to its solution notebook: shorthand expanded, ids fixed, nothing executed."""
+
+import json
+import re
+
+import jupytext
+
+from tools.units import CourseError, Unit
+
+SHORTHAND = {"answer", "test", "points"}
+ALLOWED = SHORTHAND | {"tags", "jupyter", "slideshow", "scrolled"}
+EXERCISE = re.compile(r"\d\d\.\d+[a-z]?\Z")
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+def kind(cell: dict) -> str:
+    """What a cell is for: "answer", "test", "setup", "parameters", "measure" (any other code) or "text"."""
+    if cell["cell_type"] != "code":
+        return "text"
+    grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
+    if grade_id.startswith(("answer-", "test-")):
+        return grade_id.split("-")[0]
+    tags = cell["metadata"].get("tags", [])
+    return next((tag for tag in ("setup", "parameters") if tag in tags), "measure")
+
+
+def exercise_id(cell: dict) -> str:
+    """ "02.1" of an answer or test cell."""
+    return cell["metadata"]["nbgrader"]["grade_id"].split("-", 1)[1].replace("-", ".")
+
+
+def solution_notebook(unit: Unit) -> dict:
+    """The notebook (nbformat 4.5, as plain JSON) that `unit.source` describes.
+
+    Raises `CourseError` for metadata that is not the shorthand `answer=`, `test=` with `points=`, or `tags=`.
+    """
+    parsed = jupytext.reads(unit.source.read_text(encoding="utf-8"), fmt="py:percent")
+    cells, setups = [], 0
+    for index, cell in enumerate(parsed.cells):
+        metadata = {key: value for key, value in cell.metadata.items() if key != "lines_to_next_cell"}
+        first_line = (cell.source.strip().splitlines() or ["empty"])[0][:60]
+        where = f"{unit.name}, cell {index} ({first_line})"
+        if cell.cell_type == "raw" and not cells and cell.source.startswith("---"):
+            continue
+        unknown = sorted(set(metadata) - ALLOWED)
+        if unknown:
+            raise CourseError(
+                f"{where}: unknown cell metadata {', '.join(unknown)}; known: {', '.join(sorted(ALLOWED))}"
+            )
+        grading = _grading(metadata, where, cell.cell_type)
+        if grading is None and "setup" in metadata.get("tags", []):
+            setups += 1
+            grading = _nbgrader(f"setup-{unit.number}-{setups}", locked=True)
+        metadata = {key: value for key, value in metadata.items() if key not in SHORTHAND}
+        if grading:
+            metadata["nbgrader"] = grading
+        built = {
+            "cell_type": cell.cell_type,
+            "id": grading["grade_id"] if grading else f"{unit.name}-{len(cells):03d}",
+            "metadata": metadata,
+            "source": cell.source,
+        }
+        if cell.cell_type == "code":
+            built |= {"execution_count": None, "outputs": []}
+            if kind(built) == "measure":
+                metadata["tags"] = [*metadata.get("tags", []), "measure"]
+        built["source"] = cell.source.splitlines(keepends=True)
+        cells.append(built)
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def text(cell: dict) -> str:
+    """A cell's source as one string, whether the notebook stores it so or as lines."""
+    return cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+
+
+def _grading(metadata: dict, where: str, cell_type: str) -> dict | None:
+    given = SHORTHAND & set(metadata)
+    if not given:
+        return None
+    if cell_type != "code":
+        raise CourseError(f"{where}: only code cells are graded, this one is {cell_type}")
+    if given == {"answer"}:
+        return _nbgrader("answer-" + _dashed(metadata["answer"], where), solution=True)
+    if given == {"test"}:
+        raise CourseError(f'{where}: test cell without points; write test="{metadata["test"]}" points=1')
+    if given != {"test", "points"}:
+        raise CourseError(f'{where}: a cell is either answer="02.1" or test="02.1" points=2, not {sorted(given)}')
+    points = metadata["points"]
+    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
+        raise CourseError(f"{where}: points must be a whole number of at least 1, not {json.dumps(points)}")
+    return _nbgrader("test-" + _dashed(metadata["test"], where), grade=True, locked=True) | {"points": points}
+
+
+def _dashed(exercise: object, where: str) -> str:
+    if not isinstance(exercise, str) or not EXERCISE.match(exercise):
+        raise CourseError(f'{where}: an exercise is named like "02.1" (in quotes), not {exercise!r}')
+    return exercise.replace(".", "-")
+
+
+def _nbgrader(grade_id: str, grade: bool = False, locked: bool = False, solution: bool = False) -> dict:
+    return {
+        "grade": grade,
+        "grade_id": grade_id,
+        "locked": locked,
+        "schema_version": 3,
+        "solution": solution,
+        "task": False,
+    }
