@@ -1,0 +1,395 @@
+"""Which device the course runs on, and what it can do: the *device card*.
+
+Three numbers decide how long a step takes: how fast memory is read, how fast matrices are multiplied, and
+what it costs to launch anything at all. The card holds them as measured here, not as printed on the box.
+"""
+
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from helpers import data, paths
+from helpers.timing import Clock, Timing, pretty_seconds
+
+# Increase when a card means something else than before, so that old files are measured again.
+CARD_VERSION = 1
+
+# The buffer that is read to measure bandwidth, unless the caches are so large that it must be larger.
+BUFFER_BYTES = {"cpu": 256 * 2**20, "mps": 1024 * 2**20, "cuda": 2048 * 2**20}
+
+# What the driver calls a device, whole, and the row of helpers/data/devices.json with its data sheet (None:
+# the row has the same name). Slices of a GPU, laptop chips and names that leave the variant open match
+# nothing: no sheet beats a wrong one.
+SHEETS = (
+    (r"Tesla T4|NVIDIA T4", "T4"),
+    (r"NVIDIA A10G", "A10G"),
+    (r"NVIDIA L4", "L4"),
+    (r"NVIDIA GeForce RTX 3090", "RTX 3090"),
+    (r"NVIDIA GeForce RTX 4090", "RTX 4090"),
+    (r"NVIDIA GeForce RTX 5090", "RTX 5090"),
+    (r"NVIDIA A100-SXM4?-40GB", "A100-40GB SXM"),
+    (r"NVIDIA A100-SXM4?-80GB", "A100-80GB SXM"),
+    (r"NVIDIA A100[ -]80GB PCIe|NVIDIA A100-PCIE-80GB", "A100-80GB PCIe"),
+    (r"NVIDIA H100 80GB HBM3", "H100 SXM"),
+    (r"NVIDIA H100 PCIe", "H100 PCIe"),
+    (r"NVIDIA H100 NVL", "H100 NVL"),
+    (r"NVIDIA H200", "H200 SXM"),
+    (r"NVIDIA B200", "B200 SXM"),
+    (r"AMD Instinct MI300X", "MI300X"),
+    (r"NVIDIA GB10", "GB10 (DGX Spark)"),
+    (r"Apple M\d( Pro| Max| Ultra)?", None),
+)
+
+
+def pick(name: str = "auto") -> torch.device:
+    """The device to run on: "auto" takes CUDA, else MPS, else the CPU; any other name is taken literally.
+
+    Raises ValueError when the named device is not there, saying what is.
+    """
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.insert(0, "mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
+    if name == "auto":
+        return torch.device(there[0])
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in there:
+        raise ValueError(f"there is no device {name!r} here; use one of: auto, {', '.join(there)}")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"there is no {name!r} here: this machine has {count} CUDA device(s)")
+    return device
+
+
+def name_of(device: torch.device) -> str:
+    """What the maker calls it, e.g. "NVIDIA L4" or "AMD EPYC 9654 96-Core Processor, 8 threads"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    chip = _cpu_name()
+    # On a CPU the number of threads that torch uses is part of what is measured.
+    return f"{chip} GPU" if device.type == "mps" else f"{chip}, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    if platform.system() == "Darwin":
+        asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
+        if asked.stdout.strip():
+            return asked.stdout.strip()
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        info = ""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine() or "CPU"
+
+
+@dataclass(frozen=True)
+class DeviceCard:
+    """What one device was measured to do.
+
+    read_bytes_per_second     summing a buffer far larger than any cache
+    matmul_flops_per_second   square matrix products, by dtype name; dtypes that crawl are left out
+    launch_seconds            one tiny operation, launched in a row with others
+    busy                      the samples disagreed: something else was using the device
+    """
+
+    name: str
+    device: str
+    read_bytes_per_second: float
+    matmul_flops_per_second: dict[str, float]
+    launch_seconds: float
+    measured_at: str
+    busy: bool = False
+    version: int = field(default=CARD_VERSION)
+
+    def __post_init__(self):
+        rates = {
+            "read_bytes_per_second": self.read_bytes_per_second,
+            "launch_seconds": self.launch_seconds,
+            **{f"matmul_flops_per_second[{k!r}]": v for k, v in self.matmul_flops_per_second.items()},
+        }
+        for what, value in rates.items():
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (good and math.isfinite(value) and value > 0):
+                raise ValueError(f"a device card needs a positive {what}, got {value!r}")
+        if "float32" not in self.matmul_flops_per_second:
+            raise ValueError("a device card needs matmul_flops_per_second['float32']")
+
+    def floor_seconds(self, read_bytes: float = 0, flops: float = 0, dtype: str = "float32") -> float:
+        """The least time in which so many bytes are read and so many FLOPs are done on this device.
+
+        The slower of the two decides, for they overlap (roofline: Williams, Waterman, Patterson 2009).
+        """
+        for what, value in (("read_bytes", read_bytes), ("flops", flops)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{what} must be a finite number, at least 0; got {value}")
+        return max(read_bytes / self.read_bytes_per_second, flops / self.rate(dtype))
+
+    def rate(self, dtype: str = "float32") -> float:
+        """FLOPs per second of a matrix product in `dtype`."""
+        try:
+            return self.matmul_flops_per_second[dtype]
+        except KeyError:
+            known = ", ".join(self.matmul_flops_per_second)
+            raise ValueError(f"this card has no matmul rate for {dtype!r}; it has {known}") from None
+
+    def ridge(self, dtype: str = "float32") -> float:
+        """FLOPs per byte at which reading and multiplying take equally long."""
+        return self.rate(dtype) / self.read_bytes_per_second
+
+    @property
+    def sheet(self) -> dict | None:
+        """The row of `helpers.data` with this device's data sheet, or None when it is not known."""
+        return data_sheet(self.name)
+
+    def show(self) -> None:
+        """Print the card, beside the data sheet where there is one."""
+        sheet = self.sheet or {}
+        lines = [f"{self.name}  ({self.device}, measured {self.measured_at})"]
+        lines.append(
+            f"  reads memory        {_rate(self.read_bytes_per_second, 'B/s'):>12}"
+            + _beside(self.read_bytes_per_second, sheet.get("bandwidth_GBps"), 1e9, "GB/s")
+        )
+        for dtype, rate in self.matmul_flops_per_second.items():
+            printed = sheet.get("dense_bf16_TFLOPs") if dtype in ("bfloat16", "float16") else None
+            shown = f"{_rate(rate, 'FLOP/s'):>12}" + _beside(rate, printed, 1e12, "TFLOP/s")
+            lines.append(f"  multiplies {dtype:<9}{shown}")
+        lines.append(f"  launches one op in  {pretty_seconds(self.launch_seconds):>12}")
+        lines.append(f"  ridge point         {self.ridge():>6.1f} FLOP/B in float32")
+        if not sheet:
+            lines.append("  (no data sheet of this device in the course's tables)")
+        if self.busy:
+            lines.append("  The machine was busy: close what else runs and call device.card(refresh=True).")
+        print("\n".join(lines))
+
+
+def _rate(value: float, unit: str) -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _beside(measured: float, printed: float | None, size: float, unit: str) -> str:
+    if printed is None:
+        return ""
+    return f"   data sheet {printed:g} {unit}: {measured / (printed * size):.0%} of it"
+
+
+def data_sheet(name: str) -> dict | None:
+    """The data sheet of a device by the name its driver gives it; None when the course has none."""
+    rows = {row["id"]: row for row in data.load("devices")}
+    chip = re.sub(r" GPU$|, \d+ threads$", "", name) if name.startswith("Apple") else name
+    for pattern, row in SHEETS:
+        if re.fullmatch(pattern, chip):
+            return rows.get(row or chip)
+    return None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be allocated on `device`, as far as the system says; None when it does not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    limits = []
+    try:
+        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        if found:
+            limits.append(int(found[1]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # not Linux, no control group, or a group without a limit ("max")
+    return min(limits) if limits else None
+
+
+def cache_bytes() -> int:
+    """Size of the CPU's last cache level, bytes; 32 MB where the system does not say."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            number, unit = re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()).groups()
+        except (OSError, AttributeError):
+            continue
+        sizes.append(int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit])
+    return max(sizes) or 32 * 2**20
+
+
+# Cards measured while the machine was busy, by device.
+_of_this_session: dict[str, DeviceCard] = {}
+
+
+def card(
+    device: torch.device | str | None = None, refresh: bool = False, clock: Clock | None = None
+) -> DeviceCard:
+    """The card of `device` (default: the one `pick` takes), measured once and then read from the cache.
+
+    `refresh=True` measures again (under 10 s). A cache file that cannot be understood is measured again,
+    one that cannot be written costs a line and nothing else. `clock` is for tests.
+
+    Raises MemoryError when there is not enough memory for a buffer larger than the caches.
+    """
+    device = pick("auto") if device is None else pick(str(device))
+    path = _card_path(device)
+    known = _of_this_session.get(str(device)) or _read(path)
+    if known is not None and not refresh:
+        return known
+    measured = measure_card(device, clock or Clock(device))
+    if measured.busy:
+        print("The machine is busy: this device card serves this session, and is not kept for the next.")
+        _of_this_session[str(device)] = measured
+    elif path is not None:
+        _of_this_session.pop(str(device), None)
+        _write(measured, path)
+    return measured
+
+
+def _card_path(device: torch.device) -> Path | None:
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{device.type} {name_of(device)} torch {torch.__version__}".lower())
+    try:
+        return paths.cache_dir() / f"card-{slug}.json"
+    except OSError as error:
+        print(f"The device card will not be kept: {error}")
+        return None
+
+
+def _read(path: Path | None) -> DeviceCard | None:
+    if path is None or not path.exists():
+        return None
+    try:
+        found = DeviceCard(**json.loads(path.read_text(encoding="utf-8")))
+        if found.version != CARD_VERSION:
+            raise ValueError(f"version {found.version}, this course writes {CARD_VERSION}")
+        return found
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        print(f"The stored device card cannot be used ({error}): measuring again.")
+        return None
+
+
+def _write(card: DeviceCard, path: Path) -> None:
+    """Write beside the target and rename, so that no reader ever sees half a file."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(asdict(card), file, indent=1)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        print(f"The device card could not be kept ({error}): it will be measured again next time.")
+
+
+def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> DeviceCard:
+    """Measure a card in about `seconds`.
+
+    Memory is read three times, before, between and after the matrix products, and the best of the three
+    medians counts: a neighbour can only make a device look slower.
+    """
+    print(f"Measuring what {name_of(device)} can do, about {seconds:.0f} s …")
+    crowded = _crowded()
+    buffer = _big_buffer(device)
+    share = seconds / 10
+    read = [_time_read(buffer, clock, share)]
+    flops = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rate = _matmul_rate(device, dtype, clock, at_least=0.1 * flops.get("float32", 0.0))
+        if rate is not None:
+            flops[str(dtype).removeprefix("torch.")] = rate
+        if dtype == torch.float32:
+            read.append(_time_read(buffer, clock, share))
+    read.append(_time_read(buffer, clock, share))
+    best, read_bytes = min(read, key=lambda timed_and_bytes: timed_and_bytes[0].median)
+    return DeviceCard(
+        name=name_of(device),
+        device=str(device),
+        read_bytes_per_second=read_bytes / best.median,
+        matmul_flops_per_second=flops,
+        launch_seconds=_time_launch(device, clock, share / 2).median,
+        measured_at=datetime.now().astimezone().isoformat(" ", "minutes"),
+        busy=crowded or best.verdict == "busy",
+    )
+
+
+def _crowded() -> bool:
+    """Whether clearly more work is waiting for the CPU than it has cores, where the system can tell.
+
+    A steady neighbour leaves the samples in agreement, and wrong; the load average still shows it.
+    """
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
+
+
+def _big_buffer(device: torch.device) -> torch.Tensor:
+    """float32 numbers, far more than any cache holds, at most a quarter of the memory that is free."""
+    cache = cache_bytes() if device.type == "cpu" else 128 * 2**20
+    wanted, least = max(BUFFER_BYTES[device.type], 8 * cache), 4 * cache
+    free = free_bytes(device)
+    size = wanted if free is None else min(wanted, free // 4)
+    if size < least:
+        raise MemoryError(
+            f"to measure how fast {name_of(device)} reads memory, {4 * least / 1e9:.1f} GB must be free, "
+            f"and only {free / 1e9:.1f} GB are: close other notebooks or programs and try again"
+        )
+    return torch.ones(size // 4, dtype=torch.float32, device=device)
+
+
+def _time_read(buffer: torch.Tensor, clock: Clock, seconds: float) -> tuple[Timing, float]:
+    """How long a sum over part of `buffer` takes, and how many bytes that part has.
+
+    A CPU takes 32 MB at a time, going round the buffer, so that each part has long left the cache when its turn
+    comes again: a sum of all would last long enough for a neighbour to hold up one of the threads every time.
+    An accelerator, where a launch costs as much as reading a few MB, takes all at once.
+    """
+    parts = buffer.split(8 * 2**20) if buffer.device.type == "cpu" else (buffer,)
+    turns = itertools.cycle(parts)
+    return clock.measure(lambda: next(turns).sum(), seconds, progress=False), parts[0].nbytes
+
+
+def _matmul_rate(
+    device: torch.device, dtype: torch.dtype, clock: Clock, at_least: float, enough_seconds: float = 0.06
+) -> float | None:
+    """FLOPs per second of the best square product, sizes doubling until one takes `enough_seconds`.
+
+    The best sample and not the median: a product keeps all cores in step, so that a neighbour on one of them
+    stops them all, and what is wanted is the ceiling. None for a dtype that this device does not have, or
+    has at less than `at_least`.
+    """
+    size, rate = 256, 0.0
+    while size <= 8192:
+        try:
+            a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+            timed = clock.measure(lambda a=a, b=b: a @ b, enough_seconds, min_samples=5, progress=False)
+        except (RuntimeError, TypeError):
+            return None
+        rate = max(rate, 2 * size**3 / timed.best)
+        if timed.best > enough_seconds:
+            break
+        size *= 2
+    return rate if rate >= at_least else None
+
+
+def _time_launch(device: torch.device, clock: Clock, seconds: float, ops: int = 100) -> Timing:
+    """Seconds of one tiny operation when `ops` are launched in a row, as the layers of a decoder are."""
+    tiny = torch.zeros(1, device=device)
+
+    def launches() -> None:
+        for _ in range(ops):
+            tiny.add_(1.0)
+
+    timed = clock.measure(launches, seconds, progress=False)
+    return Timing(tuple(s / ops for s in timed.samples))

@@ -1,0 +1,235 @@
+"""The device card: what it refuses, what it keeps, and that it measures what it says."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from helpers import data, device
+from helpers.device import DeviceCard
+from helpers.timing import Timing
+
+CPU = torch.device("cpu")
+
+
+class FakeClock:
+    """Runs every step once and says it took so long; the first dimension of a product decides its time."""
+
+    def __init__(self, read_seconds=(0.010, 0.008, 0.009), spread=0.0, launch_seconds=2e-6):
+        self.read_seconds = list(read_seconds)
+        self.spread = spread
+        self.launch_seconds = launch_seconds
+        self.steps = 0
+
+    def measure(self, step, budget_seconds=2.0, min_samples=20, floor_seconds=None, progress=True):
+        self.steps += 1
+        result = step()
+        if result is None:
+            seconds = 100 * self.launch_seconds
+        elif result.ndim == 2:
+            slow = {torch.float32: 1.0, torch.bfloat16: 0.5, torch.float16: 100.0}[result.dtype]
+            seconds = slow * 2 * result.shape[0] ** 3 / 1e11
+        else:
+            seconds = self.read_seconds.pop(0)
+        return Timing(tuple(seconds * (1 + self.spread * (i % 2)) for i in range(20)))
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch, tmp_path):
+    """A cache of 1 MB keeps the buffers small; nothing is written outside the test's own folder."""
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.setattr(device, "cache_bytes", lambda: 2**20)
+    monkeypatch.setitem(device.BUFFER_BYTES, "cpu", 64 * 2**20)
+    monkeypatch.setattr(device, "_crowded", lambda: False)
+    monkeypatch.setattr(device, "_of_this_session", {})
+
+
+def a_card(**changes):
+    card = DeviceCard("NVIDIA L4", "cuda", 250e9, {"float32": 20e12, "bfloat16": 100e12}, 4e-6, "today")
+    return dataclasses.replace(card, **changes)
+
+
+# --- picking ------------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_is_there():
+    assert device.pick("auto").type in {"cuda", "mps", "cpu"}
+    assert device.pick("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "meta"])
+def test_a_device_that_is_not_there_is_refused_with_what_is(name):
+    with pytest.raises(ValueError, match="there is no"):
+        device.pick(name)
+
+
+# --- the card itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"read_bytes_per_second": float("nan")},
+        {"read_bytes_per_second": -1.0},
+        {"read_bytes_per_second": "fast"},
+        {"launch_seconds": 0.0},
+        {"launch_seconds": math.inf},
+        {"matmul_flops_per_second": {"float32": float("nan")}},
+        {"matmul_flops_per_second": {"bfloat16": 1e12}},
+    ],
+)
+def test_a_card_with_a_senseless_number_is_refused(changes):
+    with pytest.raises(ValueError, match="device card needs"):
+        a_card(**changes)
+
+
+def test_floor_is_the_slower_of_reading_and_multiplying():
+    card = a_card()
+    assert card.floor_seconds(read_bytes=250e9) == pytest.approx(1.0)
+    assert card.floor_seconds(read_bytes=1, flops=40e12) == pytest.approx(2.0)
+    assert card.floor_seconds(flops=50e12, dtype="bfloat16") == pytest.approx(0.5)
+    assert card.ridge("bfloat16") == pytest.approx(400)
+    # At the ridge both take equally long.
+    assert card.floor_seconds(read_bytes=1e9) == pytest.approx(card.floor_seconds(flops=1e9 * card.ridge()))
+
+
+def test_floor_refuses_what_is_no_count():
+    with pytest.raises(ValueError, match="read_bytes"):
+        a_card().floor_seconds(read_bytes=float("nan"))
+    with pytest.raises(ValueError, match="flops"):
+        a_card().floor_seconds(flops=-1)
+    with pytest.raises(ValueError, match="no matmul rate for 'int8'; it has float32, bfloat16"):
+        a_card().floor_seconds(flops=1, dtype="int8")
+
+
+def test_shown_beside_the_data_sheet(capsys):
+    a_card().show()
+    shown = capsys.readouterr()
+    assert "250 GB/s" in shown.out and "data sheet 300 GB/s: 83% of it" in shown.out
+    assert "data sheet 121 TFLOP/s: 83% of it" in shown.out and shown.err == ""
+    a_card(name="Unheard of", busy=True).show()
+    shown = capsys.readouterr().out
+    assert "no data sheet" in shown and "busy" in shown
+
+
+@pytest.mark.parametrize(
+    "driver, sheet",
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB SXM"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA B200", "B200 SXM"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("Tesla T4", "T4"),
+        ("Apple M1 Pro GPU", "Apple M1 Pro"),
+        ("Apple M2, 8 threads", "Apple M2"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GB200", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H200 NVL", None),
+        ("Apple M3 Max GPU", None),  # sold with two bandwidths
+        ("AMD EPYC, 2 threads", None),
+    ],
+)
+def test_drivers_name_to_data_sheet(driver, sheet):
+    found = device.data_sheet(driver)
+    assert (found and found["id"]) == sheet
+
+
+def test_every_sheet_named_is_in_the_tables():
+    known = {row["id"] for row in data.load("devices")}
+    assert {sheet for _, sheet in device.SHEETS if sheet} <= known
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def test_card_holds_the_best_median_and_leaves_out_a_dtype_that_crawls():
+    card = device.measure_card(CPU, FakeClock(read_seconds=(0.010, 0.008, 0.009)))
+    assert card.read_bytes_per_second == pytest.approx(32 * 2**20 / 0.008)
+    assert card.matmul_flops_per_second == pytest.approx({"float32": 1e11, "bfloat16": 2e11})
+    assert card.launch_seconds == pytest.approx(2e-6)
+    assert not card.busy
+
+
+def test_card_of_this_machine_is_a_card(capsys):
+    card = device.card("cpu", refresh=True)
+    assert card.device == "cpu" and card.read_bytes_per_second > 1e8
+    assert card.launch_seconds < 1e-3
+    assert capsys.readouterr().err == ""
+
+
+def test_card_is_measured_once_and_then_read():
+    clock = FakeClock()
+    first = device.card("cpu", clock=clock)
+    steps = clock.steps
+    assert device.card("cpu", clock=clock) == first and clock.steps == steps
+    assert device.card("cpu", refresh=True, clock=FakeClock()) and clock.steps == steps
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"name": "x"}', "\x00\xff"],
+)
+def test_a_corrupt_file_is_measured_again_with_a_line_saying_so(content, tmp_path, capsys):
+    device.card("cpu", clock=FakeClock())
+    (path,) = tmp_path.glob("card-*.json")
+    path.write_text(content, encoding="latin-1")
+    again = device.card("cpu", clock=FakeClock())
+    assert "cannot be used" in capsys.readouterr().out
+    assert json.loads(path.read_text())["launch_seconds"] == again.launch_seconds
+
+
+@pytest.mark.parametrize("change", [{"version": 0}, {"launch_seconds": -1}, {"read_bytes_per_second": None}])
+def test_a_card_of_another_version_or_with_nonsense_is_measured_again(change, tmp_path, capsys):
+    device.card("cpu", clock=FakeClock())
+    (path,) = tmp_path.glob("card-*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    device.card("cpu", clock=FakeClock())
+    assert "measuring again" in capsys.readouterr().out
+
+
+def test_a_full_disk_costs_a_line_and_no_half_file(monkeypatch, tmp_path, capsys):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(device.json, "dump", full)
+    assert device.card("cpu", clock=FakeClock()).name
+    assert "could not be kept" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_made_costs_a_line(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "file" / "cache"))
+    assert device.card("cpu", clock=FakeClock()).name
+    assert "will not be kept" in capsys.readouterr().out
+
+
+def test_a_busy_machine_gives_a_card_for_this_session_only(tmp_path, capsys):
+    clock = FakeClock(spread=0.5)
+    card = device.card("cpu", clock=clock)
+    assert card.busy and "busy" in capsys.readouterr().out
+    assert list(tmp_path.glob("card-*")) == []
+    steps = clock.steps
+    assert device.card("cpu", clock=clock) is card and clock.steps == steps
+    assert not device.card("cpu", refresh=True, clock=FakeClock()).busy
+    assert not device.card("cpu").busy
+
+
+def test_too_little_memory_says_how_much_is_needed(monkeypatch):
+    monkeypatch.setattr(device, "free_bytes", lambda _: 2**20)
+    with pytest.raises(MemoryError, match="must be free.*close other notebooks"):
+        device.card("cpu", clock=FakeClock())
+
+
+def test_free_memory_is_a_count_or_unknown():
+    free = device.free_bytes(CPU)
+    assert free is None or free > 0
