@@ -1,0 +1,115 @@
+"""The measurements that several units share, built from the decoder, a cache and the clock."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from helpers import graphs, timing
+from helpers.caches.base import KVCache
+from helpers.decoder import Decoder
+
+CONTEXTS = (16, 1024, 2048, 4096, 8192)
+SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
+
+
+class DecodeStep:
+    """Real decode steps of one decoder over one cache, at any context that the cache was filled to.
+
+    The cache is filled once to its capacity less one token and rewound before every step, so that a sweep over
+    contexts neither pays a prefill nor holds more than one cache.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, longest: int | None = None):
+        self.decoder, self.cache = decoder, cache
+        self.token = torch.zeros(cache.batch, dtype=torch.long, device=decoder.device)
+        cache.fill(cache.capacity - 1 if longest is None else longest)
+        self.longest = cache.length
+
+    def at(self, context: int) -> Callable[[], torch.Tensor]:
+        """A function that runs one decode step with `context` tokens already in the cache, and returns its logits.
+
+        Raises:
+            ValueError: the cache does not hold that many.
+        """
+        if not 0 <= context <= self.longest:
+            raise ValueError(f"the cache holds {self.longest} tokens; cannot time a step at {context}")
+
+        def step() -> torch.Tensor:
+            self.cache.rewind(context)
+            return self.decoder.decode(self.token, self.cache)
+
+        # The context is fixed, so every launch of the step is: on CUDA they are replayed as one.
+        return graphs.captured(step) if self.decoder.device.type == "cuda" else step
+
+    def bytes_at(self, context: int) -> int:
+        """Bytes that a step at `context` streams: the weights once, and what it reads of the cache."""
+        self.cache.rewind(context + 1)
+        return self.decoder.weight_bytes + self.cache.step_bytes()
+
+
+def decode_sweep(
+    engines: Mapping[str, tuple[Decoder, KVCache]],
+    contexts: Iterable[int] = CONTEXTS,
+    budget: str = "quick",
+    read_bytes_per_second: float | None = None,
+) -> dict[str, dict[int, timing.Timing]]:
+    """Time real decode steps at every context, all engines and contexts in turns.
+
+    Args:
+        engines: label → (decoder, cache). Engines on one device; each cache holds the longest context and one more.
+        contexts: tokens already in the cache before the step that is timed.
+        budget: "quick" or "full", see SECONDS_PER_POINT; at least 20 samples a point in either.
+        read_bytes_per_second: from the device card; a time below bytes ÷ this is then reported as impossible.
+
+    Returns:
+        {label: {context: Timing}}; points that an interrupt left unmeasured are missing.
+
+    Raises:
+        ValueError: an unknown budget, or a context that does not fit a cache.
+    """
+    if budget not in SECONDS_PER_POINT:
+        raise ValueError(f"budget must be one of {', '.join(SECONDS_PER_POINT)}, not {budget!r}")
+    contexts = sorted(set(contexts))
+    points = {label: DecodeStep(decoder, cache, contexts[-1]) for label, (decoder, cache) in engines.items()}
+    steps, floors = {}, {}
+    for label, point in points.items():
+        for context in contexts:
+            steps[label, context] = point.at(context)
+            floors[label, context] = point.bytes_at(context) / read_bytes_per_second if read_bytes_per_second else None
+    device = next(iter(points.values())).decoder.device
+    seconds = SECONDS_PER_POINT[budget] * len(steps)
+    timed = timing.Clock(device).sweep(steps, budget_seconds=seconds, floors=floors, label="decode steps")
+    return {
+        label: {context: timed[label, context] for context in contexts if (label, context) in timed} for label in points
+    }
+
+
+@torch.inference_mode()
+def losses(decoder: Decoder, cache: KVCache, tokens: torch.Tensor, chunk: int = 256) -> torch.Tensor:
+    """Loss in nats of every token but the first, given those before it as `cache` kept them.
+
+    Args:
+        tokens: [n] token ids.
+        chunk: tokens per forward pass, so that n · vocab logits are never held at once.
+
+    Returns:
+        float32 [n − 1].
+    """
+    parts = []
+    for start in range(0, len(tokens) - 1, chunk):
+        piece = tokens[start : min(start + chunk, len(tokens) - 1)]
+        logits = decoder.prefill(piece[None], cache, all_positions=True)[0]
+        parts.append(F.cross_entropy(logits.float(), tokens[start + 1 : start + 1 + len(piece)], reduction="none"))
+    return torch.cat(parts)
+
+
+def perplexity(decoder: Decoder, cache: KVCache, tokens: torch.Tensor, skip: int = 512) -> float:
+    """exp(mean loss) over all but the first `skip` tokens: the early ones have little context under any cache.
+
+    Raises:
+        ValueError: fewer than skip + 2 tokens.
+    """
+    if len(tokens) < skip + 2:
+        raise ValueError(f"{len(tokens)} tokens leave nothing to measure after the first {skip}")
+    return float(losses(decoder, cache, tokens)[skip - 1 if skip else 0 :].mean().exp())

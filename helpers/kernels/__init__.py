@@ -1,0 +1,99 @@
+"""The tuned reads of the course: one interface, three backends.
+
+    kernels = helpers.kernels.select(device)          # "cpu", "cuda" or "reference", by device
+    y = kernels.linear(x, weight)
+    out = kernels.decode_attention(q, k, v, length)
+
+*reference* is plain torch and runs anywhere; read it to know what the others compute. *cpu* is compiled by numba and
+works in float32. *cuda* is written in Triton and works in bf16, fp16 or float32.
+
+Shapes, alike in all backends:
+
+    linear(x, weight, bias=None)
+        x [batch, in], weight [out, in] → [batch, out]
+
+    decode_attention(q, k, v, length, scale=None, return_lse=False)
+        q [batch, q_heads, head_dim]; k, v [batch, kv_heads, capacity, head_dim] → [batch, q_heads, head_dim].
+        Query heads h·group … h·group + group-1 share KV head h. Only the first `length` tokens count, an int or an
+        integer tensor [batch]. `scale` of the scores, head_dim ** -0.5 if None. With `return_lse` also the natural log
+        of the sum of the exponentials of the scores, [batch, q_heads], which lets `merge` join stretches of a context.
+        A length of 0 gives zeros and minus infinity.
+
+    decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False)
+        int8 numbers in the shape of k and v; scales [batch, kv_heads, capacity], one a token and head.
+        value = number · scale
+
+    decode_attention_int4(q, k_q, k_scale, v_q, v_scale, length, k_zero=None, v_zero=None, scale=None, return_lse=False)
+        uint8 [batch, kv_heads, capacity, head_dim/2]: a byte holds dim j in its low nibble and dim j + head_dim/2 in its
+        high one. value = nibble · scale + zero; without zeros, (nibble - 8) · scale. A scale serves
+            a group of dims of one token:    [batch, kv_heads, capacity, groups]          per token, the form of values
+            one dim of a block of tokens:    [batch, kv_heads, capacity/block, head_dim]  per channel, for keys
+        (per channel: cpu and reference only; `cuda` takes one or two groups a token).
+
+    decode_attention_latent(q, latent, rank, length, scale, return_lse=False)
+        multi-head latent attention: q [batch, q_heads, rank + rope_dim], latent [batch, capacity, rank + rope_dim]
+
+    merge(outs, lses) → out, lse             cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length)
+
+`cpu` has more for the rest of a decode step (`norm_linear`, `linear_add`, `mlp_add`) and `warm_up()`, which compiles.
+"""
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+import torch
+
+BACKENDS = ("reference", "cpu", "cuda")
+TRITON_CAPABILITY = (8, 0)  # Ampere, the oldest GPU that the Triton kernels are written for
+
+_said: set[str] = set()
+
+
+class KernelUnsupported(ValueError):
+    """A backend does not take this dtype, device or memory layout; another backend may."""
+
+
+def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = None) -> ModuleType:
+    """The backend for `device`.
+
+    Args:
+        device: a torch device or its name.
+        name: "reference", "cpu" or "cuda" to insist on one; None picks the fastest that runs on the device.
+        dtype: of the numbers it will be given, where that is known: the compiled CPU loops are float32 only.
+
+    Raises:
+        ValueError: no backend of that name, or it does not run on the device.
+    """
+    device = torch.device(device)
+    if name is None:
+        name = _fastest(device, dtype)
+    elif name not in BACKENDS:
+        raise ValueError(f"no kernel backend {name!r}: choose {', '.join(BACKENDS)}, or None for the fastest")
+    elif name != "reference" and device.type not in (name, "meta"):
+        raise ValueError(f"the {name!r} backend does not run on device {str(device)!r}: leave the backend out, or take 'reference'")
+    return importlib.import_module(f"helpers.kernels.{name}")
+
+
+def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
+    if device.type == "cpu":
+        return "cpu" if dtype in (None, torch.float32) else _fall_back(f"there are no tuned CPU kernels for {dtype}")
+    if device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        if found >= TRITON_CAPABILITY and _importable("triton"):
+            return "cuda"
+        return _fall_back(f"this GPU (compute capability {found[0]}.{found[1]}) or its software has no Triton kernels")
+    if device.type == "meta":
+        return "reference"
+    return _fall_back(f"there are no tuned kernels for {device.type!r}")
+
+
+def _importable(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _fall_back(reason: str) -> str:
+    if reason not in _said:
+        _said.add(reason)
+        print(f"Note: {reason}; plain torch is used instead, which is correct but slower.")
+    return "reference"

@@ -1,0 +1,247 @@
+"""The CPU backend: checks and zero-copy views around the compiled loops of `cpu_kernels`.
+
+Everything is float32 (caches also int8 and packed int4); torch tensors in, torch tensors out. The loops run on as many
+cores as torch uses. They are compiled once per machine, in about ten seconds, and kept on disk; `warm_up` does it ahead
+of anything that is timed.
+"""
+
+import math
+
+import numba
+import torch
+import torch.nn.functional as F
+
+from helpers.kernels import KernelUnsupported, cpu_kernels, reference
+from helpers.kernels.reference import decode_attention_latent, merge
+
+__all__ = [
+    "append_rotated",
+    "cascade_attention",
+    "decode_attention",
+    "decode_attention_int4",
+    "decode_attention_int8",
+    "decode_attention_latent",
+    "linear",
+    "linear_add",
+    "merge",
+    "mlp_add",
+    "norm_linear",
+    "rotate",
+    "warm_up",
+]
+
+SMALL_BATCH = 8  # sequences; with more, a product is limited by arithmetic, and torch's matmul is the better one
+SPLIT_TOKENS = 64  # a split of the context shorter than this costs more to hand out than it saves
+
+numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [batch, in], weight [out, in], bias [out] → [batch, out]. Each weight is read once for the whole batch.
+
+    Raises:
+        KernelUnsupported: not float32, or not contiguous.
+        ValueError: shapes that do not fit each other.
+    """
+    _check_matrix("weight", weight, x)
+    if x.shape[0] > SMALL_BATCH:
+        return F.linear(x, weight, bias)
+    y = torch.empty(x.shape[0], weight.shape[0])
+    cpu_kernels.linear(_array(x.contiguous()), _array(weight), y.numpy())
+    return y if bias is None else y + bias
+
+
+def norm_linear(x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
+    """linear(rms_norm(x), weight) in one launch: x [batch, in], norm [in], weight [out, in] → [batch, out]."""
+    _check_matrix("weight", weight, x)
+    if x.shape[0] > SMALL_BATCH:
+        return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
+    y = torch.empty(x.shape[0], weight.shape[0])
+    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), cpu_kernels.f32(eps), _array(weight), y.numpy())
+    return y
+
+
+def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """residual + linear(x, weight): x [batch, in], weight [out, in], residual [batch, out] → [batch, out]."""
+    _check_matrix("weight", weight, x)
+    if x.shape[0] > SMALL_BATCH:
+        return residual + F.linear(x, weight)
+    y = torch.empty_like(residual)
+    cpu_kernels.linear_add(_array(x.contiguous()), _array(weight), _array(residual.contiguous()), y.numpy())
+    return y
+
+
+def mlp_add(
+    x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """x + down(silu(gate) · up), with gate and up of rms_norm(x), in one call.
+
+    x [batch, hidden], gate_up [2 · intermediate, hidden] (gate first), down [hidden, intermediate] → [batch, hidden].
+    """
+    _check_matrix("gate_up", gate_up, x)
+    if x.shape[0] > SMALL_BATCH:
+        gate, up = F.linear(F.rms_norm(x, norm.shape, norm, eps), gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, down)
+    y = torch.empty_like(x)
+    eps = cpu_kernels.f32(eps)
+    cpu_kernels.mlp_add(_array(x.contiguous()), _array(norm), eps, _array(gate_up), _array(down), y.numpy())
+    return y
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int) -> torch.Tensor:
+    """x [batch, heads, head_dim] rotated to `position`; cos and sin [positions, head_dim] as from `helpers.rope.tables`."""
+    out = torch.empty(x.shape)
+    cpu_kernels.rotate(x.numpy(), cos.numpy(), sin.numpy(), position, out.numpy())
+    return out
+
+
+def append_rotated(k, v, cos, sin, position: int, keys, values, layer: int) -> None:
+    """Write one token's k, rotated, and v [batch, kv_heads, head_dim] to `position` of a layer of
+    keys and values [layers, batch, kv_heads, capacity, head_dim]."""
+    cpu_kernels.append_rotated(
+        k.numpy(), v.numpy(), cos.numpy(), sin.numpy(), position, keys.numpy(), values.numpy(), layer
+    )
+
+
+def decode_attention(q, k, v, length, scale=None, return_lse=False):
+    """Attention of one new token per sequence over a float32 cache; see `helpers.kernels`."""
+    _check_cache(q, k, v, torch.float32, k.shape[-1])
+    return _attend(cpu_kernels.attention, q, k, (k, v), length, scale, return_lse)
+
+
+def decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False):
+    """As `decode_attention`, over int8 keys and values with one scale a token and head; see `helpers.kernels`."""
+    _check_cache(q, k_q, v_q, torch.int8, k_q.shape[-1])
+    for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
+        _check_type(name, tensor, torch.float32)
+        if tensor.shape != k_q.shape[:3]:
+            raise ValueError(f"{name} must be [batch, kv_heads, capacity] = {list(k_q.shape[:3])}, not {list(tensor.shape)}")
+    return _attend(cpu_kernels.attention_int8, q, k_q, (k_q, k_scale, v_q, v_scale), length, scale, return_lse)
+
+
+def decode_attention_int4(
+    q, k_q, k_scale, v_q, v_scale, length, k_zero=None, v_zero=None, scale=None, return_lse=False
+):
+    """As `decode_attention`, over keys and values packed two to a byte; see `helpers.kernels`."""
+    _check_cache(q, k_q, v_q, torch.uint8, 2 * k_q.shape[-1])
+    k_scale, k_zero = _grid("k", k_q, k_scale, k_zero)
+    v_scale, v_zero = _grid("v", v_q, v_scale, v_zero)
+    arrays = (k_q, k_scale, k_zero, v_q, v_scale, v_zero)
+    return _attend(cpu_kernels.attention_int4, q, k_q, arrays, length, scale, return_lse)
+
+
+def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=None):
+    """Attention of sequences with one common prefix, stored once as [1, kv_heads, capacity, head_dim]."""
+    return reference.cascade_attention(
+        q, prefix_k, prefix_v, prefix_length, k, v, length, scale, attend=decode_attention
+    )
+
+
+def warm_up() -> None:
+    """Compile, or load from disk, every loop of this backend."""
+    x, norm, w = torch.zeros(1, 16), torch.ones(16), torch.zeros(16, 16)
+    linear(x, w)
+    norm_linear(x, norm, 1e-5, w)
+    linear_add(x, w, x)
+    mlp_add(x, norm, 1e-5, torch.zeros(32, 16), w)
+    q, table, cache = torch.zeros(1, 1, 16), torch.zeros(1, 16), torch.zeros(1, 1, 1, 1, 16)
+    of_a_step = torch.zeros(1, 1, 3, 16)  # q, k and v of one product, hence not contiguous
+    rotate(of_a_step[:, :, 0], table, table, 0)
+    append_rotated(of_a_step[:, :, 1], of_a_step[:, :, 2], table, table, 0, cache, cache, 0)
+    decode_attention(q, torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 1, 16), 1)
+    numbers, scales = torch.zeros(1, 1, 1, 16, dtype=torch.int8), torch.ones(1, 1, 1)
+    decode_attention_int8(q, numbers, scales, numbers, scales, 1)
+    packed = torch.zeros(1, 1, 1, 8, dtype=torch.uint8)
+    decode_attention_int4(q, packed, scales, packed, scales, 1)
+
+
+def _attend(kernel, q, k, arrays, length, scale, return_lse):
+    batch, q_heads, head_dim = q.shape
+    lengths = _lengths(length, batch, k.shape[2])
+    longest = max(lengths)
+    threads = numba.get_num_threads()
+    # As few splits as share the work out evenly, since each has to be merged; none for a context of a few tiles.
+    splits = threads // math.gcd(batch * k.shape[1], threads) if longest >= 2 * SPLIT_TOKENS else 1
+    out, lse = torch.empty(batch, q_heads, head_dim), torch.empty(batch, q_heads)
+    factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
+    views = [_array(tensor) for tensor in arrays]
+    kernel(_array(q.contiguous()), factor, *views, cpu_kernels.np.array(lengths), splits, out.numpy(), lse.numpy())
+    if min(lengths) == 0:
+        empty = [b for b, tokens in enumerate(lengths) if tokens == 0]
+        out[empty], lse[empty] = 0.0, -torch.inf
+    return (out, lse) if return_lse else out
+
+
+def _lengths(length, batch: int, capacity: int) -> list[int]:
+    lengths = [int(tokens) for tokens in length] if isinstance(length, torch.Tensor) and length.dim() else [int(length)] * batch
+    if len(lengths) != batch:
+        raise ValueError(f"{len(lengths)} lengths given for a batch of {batch}")
+    if min(lengths) < 0 or max(lengths) > capacity:
+        raise ValueError(f"length must lie between 0 and the cache's capacity of {capacity} tokens, not {length}")
+    return lengths
+
+
+def _grid(name: str, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None):
+    """Scale and zero as float32 [batch, kv_heads, rows, columns]."""
+    if zero is None:
+        zero = -8.0 * scale
+    for kind, tensor in (("scale", scale), ("zero", zero)):
+        _check_type(f"{name}_{kind}", tensor, torch.float32)
+    if scale.dim() == 3:
+        scale, zero = scale[..., None], zero[..., None]
+    if zero.shape != scale.shape:
+        raise ValueError(f"{name}_zero {list(zero.shape)} must have the shape of {name}_scale {list(scale.shape)}")
+    batch, kv_heads, capacity, half = packed.shape
+    rows, columns = scale.shape[2:] if scale.dim() == 4 else (0, 0)
+    fits = rows and columns and capacity % rows == 0 and (columns in (1, 2 * half) or columns % 2 == half % (columns // 2) == 0)
+    if scale.shape[:2] != packed.shape[:2] or not fits:
+        raise ValueError(
+            f"{name}_scale {list(scale.shape)} does not tile the cache: it must be [batch, kv_heads, capacity, groups] "
+            f"(per token, groups dividing head_dim evenly) or [batch, kv_heads, capacity / block, head_dim] (per channel) "
+            f"for packed numbers {list(packed.shape)}"
+        )
+    return scale, zero
+
+
+def _array(tensor: torch.Tensor):
+    return tensor.detach().numpy()
+
+
+def _check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise KernelUnsupported(
+            f"{name} is {tensor.dtype}; the cpu backend reads {dtype} here. Convert it, or choose backend='reference'"
+        )
+    if tensor.device.type != "cpu":
+        raise KernelUnsupported(f"{name} is on {tensor.device}; the cpu backend needs it in the computer's own memory")
+    if not tensor.is_contiguous():
+        raise KernelUnsupported(
+            f"{name} {list(tensor.shape)} is not contiguous (strides {tensor.stride()}): pass the whole buffer and a length "
+            "instead of a slice, or call .contiguous(), which copies it"
+        )
+
+
+def _check_matrix(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
+    _check_type(name, weight, torch.float32)
+    if x.dtype != torch.float32:
+        raise KernelUnsupported(f"x is {x.dtype}; the cpu backend computes in float32. Choose backend='reference'")
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(f"x {list(x.shape)} and {name} {list(weight.shape)} must be [batch, in] and [out, in]")
+
+
+def _check_cache(q, k, v, dtype: torch.dtype, head_dim: int) -> None:
+    if q.dtype != torch.float32:
+        raise KernelUnsupported(f"q is {q.dtype}; the cpu backend computes in float32. Choose backend='reference'")
+    _check_type("k", k, dtype)
+    _check_type("v", v, dtype)
+    if q.dim() != 3 or k.dim() != 4 or k.shape != v.shape:
+        raise ValueError(
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [batch, q_heads, head_dim] and twice "
+            "[batch, kv_heads, capacity, head_dim]"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[2] != head_dim:
+        raise ValueError(
+            f"q {list(q.shape)} does not fit a cache of {k.shape[0]} sequences and head_dim {head_dim}"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly")

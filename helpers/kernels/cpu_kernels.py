@@ -1,0 +1,563 @@
+"""The compiled loops behind `helpers.kernels.cpu`: what a core does with the bytes that a decode step streams.
+
+A loop can run as fast as memory delivers only if the core has enough independent work. Hence the three habits here:
+several rows or tokens at a time (independent sums, so that one addition need not wait for the one before), query heads
+that share a KV head in one pass (a cached number is loaded and converted once for up to three heads), and an
+exponential made of multiplications, which LLVM vectorises, where a call to `exp` would be one number at a time.
+
+All of it lives in one file because numba's on-disk cache notices a change only in the file of the outermost function.
+"""
+
+import numba
+import numpy as np
+from numba import prange
+
+f32 = np.float32
+ROWS = 16  # of a matrix, handed to a core at a time
+# Tokens whose keys are read in one stretch, then their values. Long enough for the hardware's prefetching to pay.
+TILE = 256
+# The same for int4, whose numbers are expanded to float32 first: these have to stay in a core's first-level cache.
+INT4_TILE = 64
+LOG2_E = f32(1.4426950408889634)
+LN_2 = f32(0.6931471805599453)
+LOWEST = f32(-1e30)  # a score below all others; finite, since `fastmath` may assume that no infinity occurs
+
+
+# Only loops written as `prange` are handed to several cores; numba would do the same to each small array expression.
+ONLY_PRANGE = dict.fromkeys(
+    ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"), False
+) | {"prange": True}
+
+
+def _compiled(**options):
+    """`numba.njit` with the machine code cached on disk, or only in memory where no directory can be written."""
+    options |= {"fastmath": True, "error_model": "numpy"}
+
+    def decorate(function):
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # numba found neither the checkout nor the user's cache directory writable
+            return numba.njit(**options)(function)
+
+    return decorate
+
+
+@_compiled(inline="always")
+def _exp2(x):
+    """2^x for x ≤ 0 to float32 precision: 2^floor(x) is put into the exponent bits, the rest is a polynomial."""
+    x = max(x, f32(-126.0))
+    whole = np.floor(x)
+    rest = x - whole
+    p = f32(1.8775767e-3)
+    p = p * rest + f32(8.9893397e-3)
+    p = p * rest + f32(5.5826318e-2)
+    p = p * rest + f32(2.4015361e-1)
+    p = p * rest + f32(6.9315308e-1)
+    p = p * rest + f32(9.9999994e-1)
+    return p * np.int32((whole + f32(127.0)) * f32(8388608.0)).view(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Linear: every row of the matrix is read once and used for all sequences of the batch.
+
+
+@_compiled(no_cpython_wrapper=True)
+def _rows4(w, i, x, b, y):
+    """Four rows against sequence b."""
+    r0 = r1 = r2 = r3 = f32(0)
+    for j in range(w.shape[1]):
+        n = x[b, j]
+        r0 += w[i, j] * n
+        r1 += w[i + 1, j] * n
+        r2 += w[i + 2, j] * n
+        r3 += w[i + 3, j] * n
+    y[b, i], y[b, i + 1], y[b, i + 2], y[b, i + 3] = r0, r1, r2, r3
+
+
+@_compiled(no_cpython_wrapper=True)
+def _rows2_batch2(w, i, x, b, y):
+    """Two rows against sequences b and b + 1."""
+    r0 = r1 = s0 = s1 = f32(0)
+    for j in range(w.shape[1]):
+        r, s = w[i, j], w[i + 1, j]
+        r0 += r * x[b, j]
+        r1 += r * x[b + 1, j]
+        s0 += s * x[b, j]
+        s1 += s * x[b + 1, j]
+    y[b, i], y[b + 1, i], y[b, i + 1], y[b + 1, i + 1] = r0, r1, s0, s1
+
+
+@_compiled(no_cpython_wrapper=True)
+def _rows2_batch4(w, i, x, b, y):
+    """Two rows against sequences b … b + 3."""
+    r0 = r1 = r2 = r3 = s0 = s1 = s2 = s3 = f32(0)
+    for j in range(w.shape[1]):
+        r, s = w[i, j], w[i + 1, j]
+        r0 += r * x[b, j]
+        r1 += r * x[b + 1, j]
+        r2 += r * x[b + 2, j]
+        r3 += r * x[b + 3, j]
+        s0 += s * x[b, j]
+        s1 += s * x[b + 1, j]
+        s2 += s * x[b + 2, j]
+        s3 += s * x[b + 3, j]
+    y[b, i], y[b + 1, i], y[b + 2, i], y[b + 3, i] = r0, r1, r2, r3
+    y[b, i + 1], y[b + 1, i + 1], y[b + 2, i + 1], y[b + 3, i + 1] = s0, s1, s2, s3
+
+
+@_compiled(no_cpython_wrapper=True)
+def _row1(w, i, x, b, y):
+    total = f32(0)
+    for j in range(w.shape[1]):
+        total += w[i, j] * x[b, j]
+    y[b, i] = total
+
+
+@_compiled(no_cpython_wrapper=True)
+def _rows(w, first, last, x, y):
+    """Rows first … last-1 for the whole batch."""
+    batch, whole = x.shape[0], last - (last - first) % 4
+    for i in range(first, whole, 4):
+        b = 0
+        while b + 4 <= batch:
+            _rows2_batch4(w, i, x, b, y)
+            _rows2_batch4(w, i + 2, x, b, y)
+            b += 4
+        if b + 2 <= batch:
+            _rows2_batch2(w, i, x, b, y)
+            _rows2_batch2(w, i + 2, x, b, y)
+            b += 2
+        if b < batch:
+            _rows4(w, i, x, b, y)
+    for i in range(whole, last):
+        for b in range(batch):
+            _row1(w, i, x, b, y)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _add(x, first, last, y):
+    for b in range(x.shape[0]):
+        for i in range(first, last):
+            y[b, i] += x[b, i]
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def linear(x, w, y):
+    """y = x · wᵀ; x [batch, inputs], w [outputs, inputs], y [batch, outputs]."""
+    for block in prange(-(-w.shape[0] // ROWS)):
+        _rows(w, block * ROWS, min(block * ROWS + ROWS, w.shape[0]), x, y)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _rms_norm(x, weight, eps, out):
+    for b in range(x.shape[0]):
+        total = f32(0)
+        for j in range(x.shape[1]):
+            total += x[b, j] * x[b, j]
+        factor = f32(1.0) / np.sqrt(total / f32(x.shape[1]) + eps)
+        for j in range(x.shape[1]):
+            out[b, j] = x[b, j] * factor * weight[j]
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def norm_linear(x, norm, eps, w, y):
+    """y = rms_norm(x) · wᵀ."""
+    normed = np.empty_like(x)
+    _rms_norm(x, norm, eps, normed)
+    for block in prange(-(-w.shape[0] // ROWS)):
+        _rows(w, block * ROWS, min(block * ROWS + ROWS, w.shape[0]), normed, y)
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def linear_add(x, w, residual, y):
+    """y = residual + x · wᵀ."""
+    for block in prange(-(-w.shape[0] // ROWS)):
+        first, last = block * ROWS, min(block * ROWS + ROWS, w.shape[0])
+        _rows(w, first, last, x, y)
+        _add(residual, first, last, y)
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def mlp_add(x, norm, eps, gate_up, down, y):
+    """y = x + down · (silu(gate) · up), gate and up of rms_norm(x) (SwiGLU, arXiv 2002.05202)."""
+    normed = np.empty_like(x)
+    _rms_norm(x, norm, eps, normed)
+    batch, width = x.shape[0], down.shape[1]
+    wide = np.empty((batch, 2 * width), np.float32)
+    for block in prange(-(-gate_up.shape[0] // ROWS)):
+        _rows(gate_up, block * ROWS, min(block * ROWS + ROWS, gate_up.shape[0]), normed, wide)
+    gated = np.empty((batch, width), np.float32)
+    for b in range(batch):
+        for j in range(width):
+            gate = wide[b, j]
+            # silu(g) = g / (1 + e^-g); the power is taken of -|g| ≤ 0 and moved to the side where it belongs.
+            e = _exp2(-abs(gate) * LOG2_E)
+            gated[b, j] = wide[b, width + j] * gate * (f32(1.0) if gate >= 0 else e) / (f32(1.0) + e)
+    for block in prange(-(-down.shape[0] // ROWS)):
+        first, last = block * ROWS, min(block * ROWS + ROWS, down.shape[0])
+        _rows(down, first, last, gated, y)
+        _add(x, first, last, y)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Rotary embedding of one token per sequence, half-split; cos and sin are [positions, head_dim].
+
+
+@_compiled()
+def rotate(x, cos, sin, position, out):
+    """out = x rotated to `position`, both [batch, heads, head_dim]."""
+    half = x.shape[2] // 2
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for d in range(half):
+                first, second = x[b, h, d], x[b, h, half + d]
+                out[b, h, d] = first * cos[position, d] - second * sin[position, d]
+                out[b, h, half + d] = second * cos[position, half + d] + first * sin[position, half + d]
+
+
+@_compiled()
+def append_rotated(k, v, cos, sin, position, keys, values, layer):
+    """Keys, rotated to `position`, and values of one token to their places in [layers, batch, kv_heads, capacity, ·]."""
+    rotate(k, cos, sin, position, keys[layer, :, :, position])
+    for b in range(v.shape[0]):
+        for h in range(v.shape[1]):
+            for d in range(v.shape[2]):
+                values[layer, b, h, position, d] = v[b, h, d]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Attention over a tile of at most TILE tokens. `keys` and `values` are [tokens, head_dim], float32 or int8.
+
+
+@_compiled(no_cpython_wrapper=True)
+def _scores1(q, g, keys, first, s):
+    """s[g, t] = q[g] · keys[t] for t ≥ first: one query head, four tokens at a time."""
+    whole = keys.shape[0] - (keys.shape[0] - first) % 4
+    for t in range(first, whole, 4):
+        a = b = c = e = f32(0)
+        for d in range(q.shape[1]):
+            n = q[g, d]
+            a += n * f32(keys[t, d])
+            b += n * f32(keys[t + 1, d])
+            c += n * f32(keys[t + 2, d])
+            e += n * f32(keys[t + 3, d])
+        s[g, t], s[g, t + 1], s[g, t + 2], s[g, t + 3] = a, b, c, e
+    for t in range(whole, keys.shape[0]):
+        a = f32(0)
+        for d in range(q.shape[1]):
+            a += q[g, d] * f32(keys[t, d])
+        s[g, t] = a
+
+
+@_compiled(no_cpython_wrapper=True)
+def _scores2(q, g, keys, s):
+    """Query heads g and g + 1, two tokens at a time."""
+    whole = keys.shape[0] - keys.shape[0] % 2
+    for t in range(0, whole, 2):
+        a0 = a1 = b0 = b1 = f32(0)
+        for d in range(q.shape[1]):
+            k0, k1 = f32(keys[t, d]), f32(keys[t + 1, d])
+            a0 += q[g, d] * k0
+            a1 += q[g, d] * k1
+            b0 += q[g + 1, d] * k0
+            b1 += q[g + 1, d] * k1
+        s[g, t], s[g, t + 1], s[g + 1, t], s[g + 1, t + 1] = a0, a1, b0, b1
+    for head in range(g, g + 2):
+        _scores1(q, head, keys, whole, s)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _scores3(q, g, keys, s):
+    """Query heads g … g + 2, two tokens at a time."""
+    whole = keys.shape[0] - keys.shape[0] % 2
+    for t in range(0, whole, 2):
+        a0 = a1 = b0 = b1 = c0 = c1 = f32(0)
+        for d in range(q.shape[1]):
+            k0, k1 = f32(keys[t, d]), f32(keys[t + 1, d])
+            a0 += q[g, d] * k0
+            a1 += q[g, d] * k1
+            b0 += q[g + 1, d] * k0
+            b1 += q[g + 1, d] * k1
+            c0 += q[g + 2, d] * k0
+            c1 += q[g + 2, d] * k1
+        s[g, t], s[g, t + 1], s[g + 1, t] = a0, a1, b0
+        s[g + 1, t + 1], s[g + 2, t], s[g + 2, t + 1] = b1, c0, c1
+    for head in range(g, g + 3):
+        _scores1(q, head, keys, whole, s)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _values1(p, g, values, first, out):
+    """out[g] += Σ p[g, t] · values[t] for t ≥ first: one query head, eight tokens for each time that `out` is touched."""
+    whole = values.shape[0] - (values.shape[0] - first) % 8
+    for t in range(first, whole, 8):
+        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
+        p4, p5, p6, p7 = p[g, t + 4], p[g, t + 5], p[g, t + 6], p[g, t + 7]
+        for d in range(out.shape[1]):
+            a = p0 * f32(values[t, d]) + p1 * f32(values[t + 1, d])
+            b = p2 * f32(values[t + 2, d]) + p3 * f32(values[t + 3, d])
+            c = p4 * f32(values[t + 4, d]) + p5 * f32(values[t + 5, d])
+            e = p6 * f32(values[t + 6, d]) + p7 * f32(values[t + 7, d])
+            out[g, d] += (a + b) + (c + e)
+    for t in range(whole, values.shape[0]):
+        for d in range(out.shape[1]):
+            out[g, d] += p[g, t] * f32(values[t, d])
+
+
+@_compiled(no_cpython_wrapper=True)
+def _values2(p, g, values, out):
+    """Query heads g and g + 1, four tokens at a time."""
+    whole = values.shape[0] - values.shape[0] % 4
+    for t in range(0, whole, 4):
+        a0, a1, a2, a3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
+        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
+        for d in range(out.shape[1]):
+            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t + 1, d]), f32(values[t + 2, d]), f32(values[t + 3, d])
+            a = a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+            b = b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+            out[g, d] += a
+            out[g + 1, d] += b
+    for head in range(g, g + 2):
+        _values1(p, head, values, whole, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _values3(p, g, values, out):
+    """Query heads g … g + 2, four tokens at a time."""
+    whole = values.shape[0] - values.shape[0] % 4
+    for t in range(0, whole, 4):
+        a0, a1, a2, a3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
+        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
+        c0, c1, c2, c3 = p[g + 2, t], p[g + 2, t + 1], p[g + 2, t + 2], p[g + 2, t + 3]
+        for d in range(out.shape[1]):
+            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t + 1, d]), f32(values[t + 2, d]), f32(values[t + 3, d])
+            a = a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+            b = b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+            c = c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
+            out[g, d] += a
+            out[g + 1, d] += b
+            out[g + 2, d] += c
+    for head in range(g, g + 3):
+        _values1(p, head, values, whole, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _scores(q, keys, s):
+    """s[g, t] = q[g] · keys[t] for all query heads of a group."""
+    heads = q.shape[0]
+    g = 0
+    while heads - g == 3 or heads - g >= 5:
+        _scores3(q, g, keys, s)
+        g += 3
+    while heads - g >= 2:
+        _scores2(q, g, keys, s)
+        g += 2
+    if g < heads:
+        _scores1(q, g, keys, 0, s)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _values(p, values, out):
+    """out[g] += Σ p[g, t] · values[t] for all query heads of a group."""
+    heads = p.shape[0]
+    g = 0
+    while heads - g == 3 or heads - g >= 5:
+        _values3(p, g, values, out)
+        g += 3
+    while heads - g >= 2:
+        _values2(p, g, values, out)
+        g += 2
+    if g < heads:
+        _values1(p, g, values, 0, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _softmax(s, tokens, top, total, out):
+    """Online softmax (arXiv 1805.02867): turn scores into exp2(score - running maximum), in place.
+
+    When the maximum rises, what was summed under the old one is scaled down.
+    """
+    for g in range(s.shape[0]):
+        highest = top[g]
+        for t in range(tokens):
+            highest = max(highest, s[g, t])
+        if highest > top[g]:
+            shrink = _exp2(top[g] - highest)
+            total[g] *= shrink
+            for d in range(out.shape[1]):
+                out[g, d] *= shrink
+            top[g] = highest
+        added = f32(0)
+        for t in range(tokens):
+            p = _exp2(s[g, t] - highest)
+            s[g, t] = p
+            added += p
+        total[g] += added
+
+
+@_compiled(no_cpython_wrapper=True)
+def _multiply_tokens(s, factors):
+    for g in range(s.shape[0]):
+        for t in range(factors.shape[0]):
+            s[g, t] *= factors[t]
+
+
+@_compiled(no_cpython_wrapper=True)
+def _unpack(packed, scale, zero, first, rows_per_scale, tile):
+    """tile[t] = nibbles[first + t] · scale + zero, float32 [tokens, head_dim].
+
+    A byte holds dims j (low nibble) and j + head_dim/2 (high). scale and zero are [rows, columns]: one for
+    `rows_per_scale` tokens and head_dim / columns neighbouring dims.
+    """
+    tokens, half, columns = tile.shape[0], packed.shape[1], scale.shape[1]
+    row, served = first // rows_per_scale, first % rows_per_scale
+    # Reshaped so that the innermost index is the plain loop variable: an index like half + j may be negative for all that
+    # numba knows, and the test for it would keep the loop from being vectorised.
+    if columns == 2 * half:
+        halves = tile.reshape((tokens, 2, half))
+        scales, zeros = scale.reshape((scale.shape[0], 2, half)), zero.reshape((zero.shape[0], 2, half))
+        for t in range(tokens):
+            for j in range(half):
+                halves[t, 0, j] = f32(np.int32(np.int32(packed[first + t, j]) & 15)) * scales[row, 0, j] + zeros[row, 0, j]
+            for j in range(half):
+                halves[t, 1, j] = f32(np.int32(np.int32(packed[first + t, j]) >> 4)) * scales[row, 1, j] + zeros[row, 1, j]
+            served += 1
+            if served == rows_per_scale:
+                row, served = row + 1, 0
+        return
+    groups = max(columns // 2, 1)  # of each half
+    halves = tile.reshape((tokens, 2, groups, half // groups))
+    grouped = packed.reshape((packed.shape[0], groups, half // groups))
+    for t in range(tokens):
+        for c in range(groups):
+            a, b = scale[row, c], zero[row, c]
+            for j in range(grouped.shape[2]):
+                halves[t, 0, c, j] = f32(np.int32(np.int32(grouped[first + t, c, j]) & 15)) * a + b
+            a, b = scale[row, columns // 2 + c], zero[row, columns // 2 + c]
+            for j in range(grouped.shape[2]):
+                halves[t, 1, c, j] = f32(np.int32(np.int32(grouped[first + t, c, j]) >> 4)) * a + b
+        served += 1
+        if served == rows_per_scale:
+            row, served = row + 1, 0
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Attention over a cache: one task per (sequence, KV head, split of the context), then the splits are merged.
+# Shapes are those of `helpers.kernels`; `lengths` is int64 [batch], `factor` is scale · log2(e).
+
+
+@_compiled(no_cpython_wrapper=True)
+def _share(task, splits, kv_heads, lengths):
+    """(sequence, KV head, first token, last token + 1) of a task."""
+    b, h = task // (splits * kv_heads), task // splits % kv_heads
+    share = ((lengths[b] + splits - 1) // splits + 7) // 8 * 8
+    first = min(task % splits * share, lengths[b])
+    return b, h, first, min(first + share, lengths[b])
+
+
+@_compiled(no_cpython_wrapper=True)
+def _group(q, b, first, heads, factor):
+    """The query heads that share a KV head, times `factor`."""
+    scaled = np.empty((heads, q.shape[2]), np.float32)
+    for g in range(heads):
+        for d in range(q.shape[2]):
+            scaled[g, d] = q[b, first + g, d] * factor
+    return scaled
+
+
+@_compiled(no_cpython_wrapper=True)
+def _merge(parts, tops, totals, splits, out, lse):
+    """Flash-Decoding's second step (arXiv 2311.01282): weigh the splits by their share of the softmax's sum."""
+    group = parts.shape[1]
+    for row in range(lse.size):
+        task, g = row // group * splits, row % group
+        top = LOWEST
+        for i in range(task, task + splits):
+            top = max(top, tops[i, g])
+        total = f32(0)
+        mixed = np.zeros(out.shape[2], np.float32)
+        for i in range(task, task + splits):
+            weight = _exp2(tops[i, g] - top)
+            total += weight * totals[i, g]
+            for d in range(mixed.shape[0]):
+                mixed[d] += weight * parts[i, g, d]
+        b, head = row // lse.shape[1], row % lse.shape[1]
+        for d in range(mixed.shape[0]):
+            out[b, head, d] = mixed[d] / total
+        lse[b, head] = (top + np.log2(total)) * LN_2
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def attention(q, factor, k, v, lengths, splits, out, lse):
+    """Keys and values float32 [batch, kv_heads, capacity, head_dim]."""
+    kv_heads, head_dim = k.shape[1], k.shape[3]
+    group = q.shape[1] // kv_heads
+    tasks = k.shape[0] * kv_heads * splits
+    parts = np.zeros((tasks, group, head_dim), np.float32)
+    tops = np.full((tasks, group), LOWEST, np.float32)
+    totals = np.zeros((tasks, group), np.float32)
+    for task in prange(tasks):
+        b, h, first, last = _share(task, splits, kv_heads, lengths)
+        heads = _group(q, b, h * group, group, factor)
+        s = np.empty((group, TILE), np.float32)
+        for t in range(first, last, TILE):
+            end = min(t + TILE, last)
+            _scores(heads, k[b, h, t:end], s)
+            _softmax(s, end - t, tops[task], totals[task], parts[task])
+            _values(s, v[b, h, t:end], parts[task])
+    _merge(parts, tops, totals, splits, out, lse)
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse):
+    """Keys and values int8, scales float32 [batch, kv_heads, capacity].
+
+    A token's scale multiplies its score and its probability: one number a head instead of head_dim.
+    """
+    kv_heads, head_dim = k.shape[1], k.shape[3]
+    group = q.shape[1] // kv_heads
+    tasks = k.shape[0] * kv_heads * splits
+    parts = np.zeros((tasks, group, head_dim), np.float32)
+    tops = np.full((tasks, group), LOWEST, np.float32)
+    totals = np.zeros((tasks, group), np.float32)
+    for task in prange(tasks):
+        b, h, first, last = _share(task, splits, kv_heads, lengths)
+        heads = _group(q, b, h * group, group, factor)
+        s = np.empty((group, TILE), np.float32)
+        for t in range(first, last, TILE):
+            end = min(t + TILE, last)
+            _scores(heads, k[b, h, t:end], s)
+            _multiply_tokens(s, k_scale[b, h, t:end])
+            _softmax(s, end - t, tops[task], totals[task], parts[task])
+            _multiply_tokens(s, v_scale[b, h, t:end])
+            _values(s, v[b, h, t:end], parts[task])
+    _merge(parts, tops, totals, splits, out, lse)
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
+    """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2], expanded a tile at a time.
+
+    Scales and zeros are [batch, kv_heads, rows, columns], see `_unpack`.
+    """
+    kv_heads, head_dim = k.shape[1], 2 * k.shape[3]
+    group = q.shape[1] // kv_heads
+    k_rows, v_rows = k.shape[2] // k_scale.shape[2], v.shape[2] // v_scale.shape[2]
+    tasks = k.shape[0] * kv_heads * splits
+    parts = np.zeros((tasks, group, head_dim), np.float32)
+    tops = np.full((tasks, group), LOWEST, np.float32)
+    totals = np.zeros((tasks, group), np.float32)
+    for task in prange(tasks):
+        b, h, first, last = _share(task, splits, kv_heads, lengths)
+        heads = _group(q, b, h * group, group, factor)
+        s = np.empty((group, INT4_TILE), np.float32)
+        tile = np.empty((INT4_TILE, head_dim), np.float32)
+        for t in range(first, last, INT4_TILE):
+            end = min(t + INT4_TILE, last)
+            expanded = tile[: end - t]
+            _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded)
+            _scores(heads, expanded, s)
+            _softmax(s, end - t, tops[task], totals[task], parts[task])
+            _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded)
+            _values(s, expanded, parts[task])
+    _merge(parts, tops, totals, splits, out, lse)

@@ -1,0 +1,251 @@
+"""The compiled CPU kernels against plain float64 arithmetic, with everything beyond the length poisoned."""
+
+import itertools
+
+import pytest
+import torch
+
+from helpers import kernels
+
+cpu = kernels.select("cpu")
+
+# (batch, kv_heads, group, head_dim, capacity, length)
+SHAPES = [
+    (1, 3, 3, 64, 300, 257),  # SmolLM2's heads, an odd length
+    (1, 3, 3, 64, 4096, 4095),
+    (2, 2, 4, 128, 130, 129),
+    (1, 2, 1, 64, 70, 1),
+    (4, 1, 8, 64, 129, 128),
+    (1, 4, 1, 64, 64, 64),
+    (1, 1, 5, 80, 100, 77),  # neither a head size nor a group that has a loop of its own
+    (3, 2, 2, 64, 64, 0),
+]
+
+
+def exact(q, k, v, length, scale=None):
+    """Attention in float64, one head at a time, straight from the definition; (out, log-sum-exp)."""
+    q, k, v = q.double(), k[:, :, :length].double(), v[:, :, :length].double()
+    batch, q_heads, head_dim = q.shape
+    group = q_heads // k.shape[1]
+    out, lse = torch.zeros(batch, q_heads, v.shape[3]).double(), torch.full((batch, q_heads), -torch.inf).double()
+    for b, h in itertools.product(range(batch), range(q_heads)):
+        scores = k[b, h // group] @ q[b, h] * (head_dim**-0.5 if scale is None else scale)
+        if length:
+            out[b, h] = scores.softmax(0) @ v[b, h // group]
+            lse[b, h] = scores.logsumexp(0)
+    return out, lse
+
+
+def inputs(batch, kv_heads, group, head_dim, capacity, length):
+    torch.manual_seed(length)
+    q = torch.randn(batch, kv_heads * group, head_dim)
+    # Scores of some tens, so that the softmax is far from uniform and its maximum moves between tiles.
+    k = torch.randn(batch, kv_heads, capacity, head_dim) * 3
+    return q, k, torch.randn(batch, kv_heads, capacity, head_dim)
+
+
+def poison(tensor, length):
+    """NaN, or the largest number there is, in everything that a kernel must not read."""
+    filler = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+    tensor = tensor.clone()
+    tensor[:, :, length:] = filler
+    return tensor
+
+
+def int8(x):
+    scale = x.abs().amax(-1) / 127
+    return (x / scale[..., None]).round().to(torch.int8), scale
+
+
+def int4(x, tokens, dims):
+    """Asymmetric 4 bits, one scale and zero for a block of tokens × dims; (packed, scale, zero, values it stands for)."""
+    batch, heads, capacity, head_dim = x.shape
+    blocks = x.double().view(batch, heads, capacity // tokens, tokens, head_dim // dims, dims)
+    low, high = blocks.amin((3, 5), keepdim=True), blocks.amax((3, 5), keepdim=True)
+    scale, zero = ((high - low) / 15).float(), low.float()
+    nibbles = ((blocks - zero) / scale).round().clamp(0, 15)
+    values = (nibbles * scale.double() + zero.double()).view(x.shape)
+    nibbles = nibbles.view(x.shape).to(torch.uint8)
+    packed = nibbles[..., : head_dim // 2] | nibbles[..., head_dim // 2 :] << 4
+    return packed, scale[:, :, :, 0, :, 0].contiguous(), zero[:, :, :, 0, :, 0].contiguous(), values
+
+
+def assert_same(result, expected):
+    for got, want in zip(result, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_is_that_of_float64(shape):
+    q, k, v = inputs(*shape)
+    length = shape[-1]
+    result = cpu.decode_attention(q, poison(k, length), poison(v, length), length, return_lse=True)
+    assert_same(result, exact(q, k, v, length))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_int8_attention_is_that_of_the_dequantised_cache(shape):
+    q, k, v = inputs(*shape)
+    length = shape[-1]
+    (k_q, k_scale), (v_q, v_scale) = int8(k), int8(v)
+    stored = (poison(t, length) for t in (k_q, k_scale, v_q, v_scale))
+    result = cpu.decode_attention_int8(q, *stored, length, return_lse=True)
+    assert_same(result, exact(q, k_q * k_scale[..., None].double(), v_q * v_scale[..., None].double(), length))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[3] != 80], ids=str)
+def test_int4_attention_per_token_is_that_of_the_dequantised_cache(shape, groups):
+    q, k, v = inputs(*shape)
+    head_dim, length = shape[3], shape[-1]
+    k_q, k_scale, k_zero, k_values = int4(k, 1, head_dim // groups)
+    v_q, v_scale, v_zero, v_values = int4(v, 1, head_dim // groups)
+    k_q, k_scale, k_zero, v_q, v_scale, v_zero = (poison(t, length) for t in (k_q, k_scale, k_zero, v_q, v_scale, v_zero))
+    result = cpu.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, length, k_zero, v_zero, return_lse=True)
+    assert_same(result, exact(q, k_values, v_values, length))
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_int4_keys_per_channel_values_per_token(block, group):
+    q, k, v = inputs(2, 2, group, 64, 256, 193)
+    k_q, k_scale, k_zero, k_values = int4(k, block, 1)
+    v_q, v_scale, v_zero, v_values = int4(v, 1, 32)
+    result = cpu.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, 193, k_zero, v_zero, return_lse=True)
+    assert_same(result, exact(q, k_values, v_values, 193))
+
+
+def test_int4_without_zeros_is_symmetric_about_eight():
+    q, k, v = inputs(1, 1, 2, 64, 32, 31)
+    k_q, k_scale, *_ = int4(k, 1, 64)
+    v_q, v_scale, *_ = int4(v, 1, 64)
+    without = cpu.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, 31)
+    given = cpu.decode_attention_int4(q, k_q, k_scale[..., 0], v_q, v_scale[..., 0], 31, -8 * k_scale[..., 0], -8 * v_scale[..., 0])
+    torch.testing.assert_close(without, given)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_halves_merged_are_the_whole(name):
+    backend = kernels.select("cpu", name)
+    q, k, v = inputs(2, 3, 3, 64, 512, 500)
+    cut = 123
+    halves = [
+        backend.decode_attention(q, k[:, :, :cut].contiguous(), v[:, :, :cut].contiguous(), cut, return_lse=True),
+        backend.decode_attention(q, k[:, :, cut:].contiguous(), v[:, :, cut:].contiguous(), 500 - cut, return_lse=True),
+        backend.decode_attention(q, k, v, 0, return_lse=True),  # an empty stretch adds nothing
+    ]
+    assert_same(backend.merge(*zip(*halves, strict=True)), exact(q, k, v, 500))
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_cascade_is_attention_over_prefix_and_own_tokens(name):
+    backend = kernels.select("cpu", name)
+    q, k, v = inputs(3, 2, 4, 64, 40, 33)
+    _, prefix_k, prefix_v = inputs(1, 2, 4, 64, 96, 90)
+    whole_k = torch.cat((prefix_k[:, :, :90].expand(3, -1, -1, -1), k), dim=2)
+    whole_v = torch.cat((prefix_v[:, :, :90].expand(3, -1, -1, -1), v), dim=2)
+    out = backend.cascade_attention(q, prefix_k, prefix_v, 90, k, v, 33)
+    assert_same([out], [exact(q, whole_k, whole_v, 123)[0]])
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_sequences_of_unequal_length(name):
+    backend = kernels.select("cpu", name)
+    q, k, v = inputs(3, 2, 2, 64, 300, 1)
+    lengths = torch.tensor([300, 0, 7])
+    out, lse = backend.decode_attention(q, k, v, lengths, return_lse=True)
+    for b, length in enumerate(lengths.tolist()):
+        assert_same((out[b : b + 1], lse[b : b + 1]), exact(q[b : b + 1], k[b : b + 1], v[b : b + 1], length))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("outputs, inputs", [(960, 576), (7, 33)])
+def test_linear_and_its_fused_forms(batch, outputs, inputs):
+    torch.manual_seed(batch)
+    x, w, bias, norm = (torch.randn(*s) for s in ((batch, inputs), (outputs, inputs), (outputs,), (inputs,)))
+    residual = torch.randn(batch, outputs)
+    gate_up, down = torch.randn(2 * outputs, inputs) / inputs**0.5, torch.randn(inputs, outputs) / outputs**0.5
+
+    def normed(x):
+        return x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double()
+
+    def close(got, want):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+    product = x.double() @ w.double().T
+    close(cpu.linear(x, w), product)
+    close(cpu.linear(x, w, bias), product + bias.double())
+    close(cpu.linear_add(x, w, residual), product + residual.double())
+    close(cpu.norm_linear(x, norm, 1e-5, w), normed(x) @ w.double().T)
+    gate, up = (normed(x) @ gate_up.double().T).chunk(2, dim=-1)
+    close(cpu.mlp_add(x, norm, 1e-5, gate_up, down), x.double() + (gate * gate.sigmoid() * up) @ down.double().T)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 80.0])
+def test_softmax_of_any_spread(size):
+    """Scores that hardly differ, and scores of which one takes all."""
+    q, k, v = inputs(1, 1, 1, 64, 200, 199)
+    assert_same(cpu.decode_attention(q * size, k, v, 199, return_lse=True), exact(q * size, k, v, 199))
+
+
+def cache(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: cpu.linear(torch.zeros(1, 4), torch.zeros(2, 5)), "must be"),
+        (lambda: cpu.linear(torch.zeros(1, 4), torch.zeros(2, 4).bfloat16()), "reference"),
+        (lambda: cpu.linear(torch.zeros(1, 4).bfloat16(), torch.zeros(2, 4)), "float32"),
+        (lambda: cpu.linear(torch.zeros(1, 4), torch.zeros(4, 2).T), "not contiguous"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 3, 8, 64), cache(1, 3, 8, 64), 8), "share 3 KV heads"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 9), "capacity of 8"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 8, 64), -1), "capacity of 8"),
+        (lambda: cpu.decode_attention(cache(2, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "does not fit"),
+        (lambda: cpu.decode_attention(cache(1, 4, 32), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "does not fit"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 9, 64), 8), "must be"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64)[:, :, :4], cache(1, 2, 4, 64), 4), "whole buffer"),
+        (lambda: cpu.decode_attention(cache(1, 4, 64).half(), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "reference"),
+        (
+            lambda: cpu.decode_attention(
+                cache(1, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 8, 64), torch.tensor([1, 2])
+            ),
+            "2 lengths",
+        ),
+        (
+            lambda: cpu.decode_attention_int8(
+                cache(1, 4, 64), *(cache(1, 2, 8, 64, dtype=torch.int8), cache(1, 2, 7)) * 2, 8
+            ),
+            r"k_scale must be \[batch, kv_heads, capacity\]",
+        ),
+        (
+            lambda: cpu.decode_attention_int4(
+                cache(1, 4, 64), *(cache(1, 2, 8, 32, dtype=torch.uint8), cache(1, 2, 8, 3)) * 2, 8
+            ),
+            "does not tile",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_says_what_to_do(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_select_by_device_and_by_name(capsys):
+    assert kernels.select("cpu").__name__ == "helpers.kernels.cpu"
+    assert kernels.select("cpu", "reference").__name__ == "helpers.kernels.reference"
+    assert kernels.select("meta").__name__ == "helpers.kernels.reference"
+    with pytest.raises(ValueError, match="no kernel backend 'fast'"):
+        kernels.select("cpu", "fast")
+    with pytest.raises(ValueError, match="does not run on device 'cpu'"):
+        kernels.select("cpu", "cuda")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("device, reason", [("mps", "no tuned kernels for 'mps'"), ("cuda", "compute capability 7.5")])
+def test_without_tuned_kernels_reference_serves_and_says_so_once(device, reason, capsys, monkeypatch):
+    monkeypatch.setattr(kernels, "_said", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert [kernels.select(device).__name__ for _ in range(2)] == ["helpers.kernels.reference"] * 2
+    assert capsys.readouterr().out.count(reason) == 1

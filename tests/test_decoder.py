@@ -1,0 +1,112 @@
+"""The decoder against transformers, on random weights of every shape that it claims to run."""
+
+import pytest
+import torch
+import transformers
+
+from helpers.caches import CacheFull, FullCache
+from helpers.decoder import Decoder
+from helpers.generate import greedy
+from helpers.geometry import get
+from helpers.pretrained import fill
+
+SMALL = get("SmolLM2-135M").replace(
+    name="small", layers=3, hidden=96, q_heads=6, kv_heads=2, head_dim=16, intermediate=160, vocab=500
+)
+
+
+def twin(geometry, **config):
+    """A transformers Llama or Qwen3 with random weights, and our decoder with the same ones."""
+    shared = dict(
+        vocab_size=geometry.vocab, hidden_size=geometry.hidden, intermediate_size=geometry.intermediate,
+        num_hidden_layers=geometry.layers, num_attention_heads=geometry.q_heads,
+        num_key_value_heads=geometry.kv_heads, head_dim=geometry.head_dim, rms_norm_eps=geometry.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": geometry.rope_theta},
+        tie_word_embeddings=geometry.tied_embeddings, max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shared, **config)).eval()
+    ours = Decoder(geometry)
+    state = theirs.state_dict()
+    fill(ours, state.__getitem__)
+    return theirs, ours
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kv_heads": 6}, {"kv_heads": 1}, {"tied_embeddings": False}, {"head_dim": 32, "layers": 1}],
+    ids=["gqa", "mha", "mqa", "untied", "wide heads"],
+)
+def test_logits_equal_transformers(changes):
+    geometry = SMALL.replace(**changes)
+    theirs, ours = twin(geometry)
+    tokens = torch.randint(geometry.vocab, (2, 40), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+    actual = ours.prefill(tokens, FullCache(geometry, 40, batch=2), all_positions=True)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_decoding_step_by_step_equals_one_prefill():
+    decoder = Decoder(SMALL, seed=3)
+    tokens = torch.randint(SMALL.vocab, (2, 30), generator=torch.Generator().manual_seed(4))
+    whole = decoder.prefill(tokens, FullCache(SMALL, 30, batch=2), all_positions=True)
+    cache = FullCache(SMALL, 30, batch=2)
+    # A prompt in two unequal parts, then one token at a time: every path of the cache.
+    parts = [
+        decoder.prefill(tokens[:, :7], cache, all_positions=True),
+        decoder.prefill(tokens[:, 7:20], cache, all_positions=True),
+        *(decoder.decode(tokens[:, i], cache)[:, None] for i in range(20, 30)),
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-4)
+    assert cache.length == 30
+
+
+def test_greedy_generation_equals_transformers():
+    theirs, ours = twin(SMALL)
+    prompt = torch.randint(SMALL.vocab, (12,), generator=torch.Generator().manual_seed(5))
+    expected = theirs.generate(prompt[None], max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert greedy(ours, FullCache(SMALL, 40), prompt, 16) == expected[0, 12:].tolist()
+
+
+def test_greedy_stops_at_the_stop_token_and_does_not_return_it():
+    decoder = Decoder(SMALL, seed=3)
+    prompt = torch.tensor([1, 2, 3])
+    answer = greedy(decoder, FullCache(SMALL, 40), prompt, 10)
+    assert greedy(decoder, FullCache(SMALL, 40), prompt, 10, stop=answer[4]) == answer[: answer.index(answer[4])]
+
+
+def test_weight_bytes_are_the_parameters_that_a_step_reads():
+    tied, untied = Decoder(SMALL), Decoder(SMALL.replace(tied_embeddings=False))
+    assert tied.weight_bytes == untied.weight_bytes
+    counted = sum(p.numel() * 4 for name, p in untied.named_parameters() if name != "embedding")
+    assert untied.weight_bytes == counted
+    # 134,515,008 parameters: the figure on the model's own card, here with the norms
+    assert Decoder(get("SmolLM2-135M"), device="meta").weight_bytes == 134_515_008 * 4
+
+
+def test_a_sequence_that_does_not_fit_says_so_and_stores_nothing():
+    decoder, cache = Decoder(SMALL), FullCache(SMALL, 8)
+    with pytest.raises(CacheFull, match="9 tokens do not fit a cache built for 8.*capacity=9"):
+        decoder.prefill(torch.zeros(1, 9, dtype=torch.long), cache)
+    assert cache.length == 0 and not cache.keys.any()
+
+
+@pytest.mark.parametrize(
+    "tokens, message",
+    [
+        (torch.zeros(4, dtype=torch.long), r"\[batch, t\]"),
+        (torch.zeros(1, 0, dtype=torch.long), "t ≥ 1"),
+        (torch.zeros(3, 2, dtype=torch.long), "3 sequences given to a cache built for batch=1"),
+    ],
+)
+def test_tokens_of_a_wrong_shape_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(SMALL).prefill(tokens, FullCache(SMALL, 8))
+
+
+def test_what_the_decoder_does_not_run_is_refused():
+    with pytest.raises(ValueError, match="Mixtral.*dense models only"):
+        Decoder(get("Mixtral-8x7B-v0.1"), device="meta")
+    with pytest.raises(ValueError, match="gpt2.*two-matrix MLP"):
+        Decoder(get("gpt2"), device="meta")

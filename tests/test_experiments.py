@@ -1,0 +1,53 @@
+"""The shared measurements: what is run at each context, what is counted, what is refused."""
+
+import pytest
+import torch
+
+from helpers.caches import FullCache
+from helpers.decoder import Decoder
+from helpers.experiments import DecodeStep, decode_sweep
+from helpers.geometry import get, kv_bytes
+
+SMALL = get("SmolLM2-135M").replace(
+    name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=200
+)
+
+
+def test_a_step_at_a_context_is_the_decode_step_after_that_many_tokens():
+    decoder = Decoder(SMALL)
+    point = DecodeStep(decoder, FullCache(SMALL, 65))
+    fresh = FullCache(SMALL, 65)
+    fresh.fill(64)
+    for context in (64, 5, 40):
+        fresh.rewind(context)
+        expected = decoder.decode(torch.zeros(1, dtype=torch.long), fresh)
+        torch.testing.assert_close(point.at(context)(), expected)
+        assert point.cache.length == context + 1
+        fresh.fill(64)
+        point.cache.fill(64)
+
+
+def test_bytes_of_a_step_are_weights_and_the_cache_it_reads():
+    decoder = Decoder(SMALL)
+    point = DecodeStep(decoder, FullCache(SMALL, 65, batch=3))
+    assert point.bytes_at(31) == decoder.weight_bytes + kv_bytes(SMALL, 32, batch=3, dtype=torch.float32)
+
+
+def test_a_sweep_measures_every_engine_at_every_context():
+    decoder = Decoder(SMALL)
+    engines = {f"batch {batch}": (decoder, FullCache(SMALL, 33, batch=batch)) for batch in (1, 2)}
+    result = decode_sweep(engines, contexts=(32, 4), read_bytes_per_second=1e15)
+    assert list(result) == ["batch 1", "batch 2"]
+    for timings in result.values():
+        assert list(timings) == [4, 32]
+        assert all(len(t.samples) >= 20 and t.median > t.floor_seconds for t in timings.values())
+
+
+def test_what_cannot_be_measured_is_refused():
+    decoder = Decoder(SMALL)
+    with pytest.raises(ValueError, match="budget must be one of quick, full"):
+        decode_sweep({"x": (decoder, FullCache(SMALL, 9))}, contexts=(4,), budget="long")
+    with pytest.raises(ValueError, match="9 tokens do not fit|do not fit a cache"):
+        decode_sweep({"x": (decoder, FullCache(SMALL, 8))}, contexts=(9,))
+    with pytest.raises(ValueError, match="cannot time a step at 9"):
+        DecodeStep(decoder, FullCache(SMALL, 9)).at(9)
