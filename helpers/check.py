@@ -1,0 +1,349 @@
+"""What a notebook cell calls to grade an answer.
+
+    check.grade("02.1", kv_bytes_per_token)
+
+looks the exercise up in `helpers/exercises/u02.py`, prints one line when the answer is right and raises
+`Wrong` or `NotAnswered` when it is not. Both show as one short message, without a traceback. Nothing is ever
+written to stderr, because nbgrader scores a test cell that does so 0.
+"""
+
+import contextlib
+import dis
+import importlib
+import inspect
+import io
+import linecache
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from helpers.slips import diagnose
+
+_EXERCISES: dict[str, Callable] = {}
+_shown: list[str] = []  # what the running check wants printed beside its tick
+
+
+class CheckFailed(AssertionError):
+    """An answer that earns no point; notebooks show its message alone."""
+
+    exercise = ""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"]
+
+
+class NotAnswered(CheckFailed):
+    """The blank is still blank."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"… {self}. Fill in the cell above, run it, then run this one again."]
+
+
+class Wrong(CheckFailed):
+    """An answer was given and is not right; the message names the slip."""
+
+
+def exercise(name: str) -> Callable[[Callable], Callable]:
+    """Register the decorated function as the check of exercise `name` ("02.1").
+
+    The function receives the learner's answers in the order `grade` got them. It returns when they are right
+    (a returned string is printed beside the tick, in place of the numbers checked) and raises `Wrong` when not.
+    """
+
+    def register(function: Callable) -> Callable:
+        _EXERCISES[name] = function
+        return function
+
+    return register
+
+
+def grade(name: str, *answers) -> None:
+    """Check the answers to exercise `name` ("02.1").
+
+    Raises NotAnswered, or Wrong with a message that names the slip. ValueError for an exercise that does not
+    exist and TypeError for a wrong number of answers are mistakes of the notebook, not of the learner.
+    """
+    function = _find(name)
+    bound = inspect.signature(function).bind(*answers)
+    _shown.clear()
+    noise = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(noise), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _refuse_blanks(name, bound.arguments)
+            said = function(*answers)
+    except NotAnswered as failure:
+        raise NotAnswered(str(failure).replace("this exercise", f"exercise {name}")) from None
+    except CheckFailed as failure:
+        failure.exercise = name
+        raise failure from None
+    except (Exception, SystemExit) as error:
+        failure = Wrong(_explain(error))
+        failure.exercise = name
+        raise failure from None
+    finally:
+        if noise.getvalue().strip():
+            print(noise.getvalue().strip())
+    if isinstance(said, str):
+        _shown[:] = [said]
+    print(f"✓ {name}", *_shown, sep="  ")
+
+
+def require(condition, message: str) -> None:
+    """Raise Wrong(message) unless `condition` holds. The message names the slip and what to do about it."""
+    if not bool(condition):
+        raise Wrong(message)
+
+
+def number(
+    answer,
+    expect: float,
+    *,
+    unit: str = "",
+    rel: float = 1e-3,
+    absolute: float = 0.0,
+    slips: dict[str, float | Iterable[float]] | None = None,
+    name: str = "your answer",
+) -> float:
+    """Check one number and return it as a plain float.
+
+    `expect` is the right value in `unit`; right is within `rel` of it, or within `absolute`. `slips` maps a
+    message to the value (or values) that this slip produces. Python, numpy and torch scalars are numbers;
+    text, booleans, arrays, NaN and infinity are not. A wrong number gets the message of the nearest slip, or
+    a general diagnosis (factor of two, bits for bytes, GiB for GB, ms for s, sign), or else "too high/low".
+
+    Raises NotAnswered for None and `...`; Wrong otherwise.
+    """
+    value = _plain(answer, name)
+    expect = float(expect)
+    if abs(value - expect) <= max(rel * abs(expect), absolute):
+        _shown.append(f"{_pretty(value)} {unit}".strip())
+        return value
+    near = max(rel, 2e-3)
+    found = []
+    for message, values in (slips or {}).items():
+        for slip in values if isinstance(values, Iterable) else [values]:
+            distance = abs(value - float(slip))
+            # Nearer to the slip than to the truth: a slip beside the right answer must not swallow the rest.
+            if distance <= near * abs(slip) and distance <= abs(value - expect):
+                found.append((distance, message))
+    if found:
+        # Two slips may lead to one value: then both are said.
+        closest = min(found)[0]
+        told = " Or: ".join(message for distance, message in found if math.isclose(distance, closest))
+        raise Wrong(f"{_lead(name, value, unit)}. {told}")
+    raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near)}.")
+
+
+def choice(answer, expect: str, options: dict[str, str], *, name: str = "your answer") -> str:
+    """Check an answer picked from fixed words; `options` maps each wrong word to why it is wrong.
+
+    Case and surrounding blanks do not matter. Returns the word.
+    """
+    words = sorted([expect, *options])
+    if _is_blank(answer):
+        raise _blank(name)
+    require(
+        isinstance(answer, str),
+        f"{name} has to be one of the words {', '.join(map(repr, words))}, in quotes; it is {_kind(answer)}.",
+    )
+    word = answer.strip().lower()
+    lookup = {key.lower(): reason for key, reason in options.items()}
+    if word == expect.lower():
+        _shown.append(expect)
+        return expect
+    require(word in lookup, f"{name} is {answer!r}; choose one of {', '.join(map(repr, words))}.")
+    raise Wrong(f"{name} is {answer!r}: {lookup[word]}")
+
+
+def close(
+    actual,
+    expect,
+    *,
+    rel: float = 1e-4,
+    absolute: float = 1e-5,
+    slips: dict | None = None,
+    name: str = "the result",
+) -> None:
+    """Check an array (torch, numpy or nested lists) against `expect`, element by element.
+
+    `slips` maps a message to the array that this slip produces. Raises Wrong naming the slip, a wrong shape
+    (both shapes, and whether only the order of axes is off), NaN, a common factor, or the first element off.
+    """
+    if _is_blank(actual):
+        raise Wrong(f"{name} is None: is a `return` line missing?")
+    got, want = _array(actual, name), _array(expect, "the expected value")
+    for message, wrong in (slips or {}).items():
+        wrong = _array(wrong, "a slip")
+        if _same(got, wrong, rel, absolute) and not _same(wrong, want, rel, absolute):
+            raise Wrong(message)
+    if got.shape != want.shape:
+        hint = ""
+        if sorted(got.shape) == sorted(want.shape):
+            hint = " The sizes are right and their order is not: transpose or permute."
+        elif got.size == want.size:
+            hint = " The number of elements is right: reshape."
+        raise Wrong(f"{name} has shape {list(got.shape)} and has to have shape {list(want.shape)}.{hint}")
+    if not np.isfinite(got).all() and np.isfinite(want).all():
+        raise Wrong(f"{name} holds NaN or infinity: a division by zero, or a softmax over nothing?")
+    if _same(got, want, rel, absolute):
+        return
+    safe = np.abs(want) > max(absolute, 1e-12)
+    ratios = got[safe] / want[safe]
+    if ratios.size and abs(ratios[0]) > 0 and np.allclose(ratios, ratios[0], rtol=1e-3):
+        raise Wrong(f"every element of {name} is off by the same factor: {diagnose(float(ratios[0]), 1.0)}.")
+    off = ~np.isclose(got, want, rtol=rel, atol=absolute)
+    first = tuple(int(i) for i in np.argwhere(off)[0])
+    largest = _pretty(float(np.abs(got - want).max()))
+    raise Wrong(
+        f"{name} is wrong in {int(off.sum()):,} of {off.size:,} elements; the first is at index "
+        f"{list(first)}, where it is {_pretty(float(got[first]))} (largest error {largest})."
+    )
+
+
+def call(function: Callable, *arguments, **options):
+    """Call the learner's function; a result of None is a stub, or a forgotten `return`."""
+    result = function(*arguments, **options)
+    if result is None:
+        with contextlib.suppress(OSError, TypeError):
+            if "YOUR CODE HERE" in inspect.getsource(function):
+                raise _blank(f"{function.__name__}()")
+        name = getattr(function, "__name__", "your function")
+        raise Wrong(f"{name} returns None: a `return` line is missing.")
+    return result
+
+
+def _find(name: str) -> Callable:
+    module = f"helpers.exercises.u{name.split('.')[0]}"
+    if name not in _EXERCISES:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+    if name not in _EXERCISES:
+        raise ValueError(f"there is no exercise {name!r}: {module} does not register it")
+    return _EXERCISES[name]
+
+
+def _blank(name: str) -> NotAnswered:
+    return NotAnswered(f"this exercise is not answered yet ({name} is still blank)")
+
+
+def _refuse_blanks(name: str, answers: dict) -> None:
+    """NotAnswered when a value is None or `...`, or when a function or method is still its stub."""
+    for label, answer in answers.items():
+        for part in answer if isinstance(answer, tuple) else [answer]:
+            missing = []
+            if _is_blank(part):
+                missing = [label]
+            elif isinstance(part, dict):
+                missing = [f"{label}[{key!r}]" for key, value in part.items() if _is_blank(value)]
+            elif isinstance(part, list):
+                missing = [f"{label}[{i}]" for i, value in enumerate(part) if _is_blank(value)]
+            elif isinstance(part, type):
+                missing = [f"{part.__name__}.{key}" for key, value in vars(part).items() if _is_stub(value)]
+            elif _is_stub(part):
+                missing = [f"{part.__name__}()"]
+            if missing:
+                raise NotAnswered(f"exercise {name} is not answered yet ({missing[0]} is still blank)")
+
+
+def _is_blank(value) -> bool:
+    return value is None or value is ...
+
+
+def _is_stub(function) -> bool:
+    """True for a Python function whose body is a docstring, `pass` or `...` and nothing else."""
+    if isinstance(function, (staticmethod, classmethod)):
+        function = function.__func__
+    if not isinstance(function, types.FunctionType):
+        return False
+    code = function.__code__
+    return not code.co_names and all(
+        step.opname in {"RESUME", "NOP", "RETURN_VALUE", "MAKE_CELL", "COPY_FREE_VARS"}
+        or (step.opname in {"LOAD_CONST", "RETURN_CONST"} and step.argval is None)
+        for step in dis.get_instructions(code)
+    )
+
+
+def _plain(answer, name: str) -> float:
+    if _is_blank(answer):
+        raise _blank(name)
+    if hasattr(answer, "detach"):
+        answer = answer.detach().cpu().numpy() if answer.ndim else answer.item()
+    if isinstance(answer, (np.generic, np.ndarray)) and answer.ndim == 0:
+        answer = answer.item()
+    if (
+        isinstance(answer, (bool, str, bytes, complex))
+        or not hasattr(answer, "__float__")
+        or isinstance(answer, np.ndarray)
+    ):
+        raise Wrong(f"{name} has to be one number; it is {_kind(answer)}.")
+    try:
+        value = float(answer)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Wrong(f"{name} has to be one number; float() of it says: {error}.") from None
+    require(not math.isnan(value), f"{name} is NaN, not a number: 0/0 or inf - inf somewhere on the way.")
+    require(math.isfinite(value), f"{name} is infinite: a division by zero, or an overflow.")
+    return value
+
+
+def _kind(answer) -> str:
+    if isinstance(answer, bool):
+        return f"the truth value {answer}"
+    if isinstance(answer, (str, bytes)):
+        return (
+            f"the text {answer!r} (write it without quotes)"
+            if any(c.isdigit() for c in str(answer))
+            else f"the text {answer!r}"
+        )
+    if callable(answer):
+        return "a function or class (call it, and give what it returns)"
+    shape = getattr(answer, "shape", None)
+    if shape is not None:
+        return f"an array of shape {list(shape)}"
+    return f"a {type(answer).__name__}"
+
+
+def _array(value, name: str) -> np.ndarray:
+    if hasattr(value, "detach"):
+        return value.detach().cpu().double().numpy()
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise Wrong(f"{name} has to be an array of numbers; it is {_kind(value)}.") from None
+
+
+def _same(a: np.ndarray, b: np.ndarray, rel: float, absolute: float) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=rel, atol=absolute))
+
+
+def _pretty(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _lead(name: str, value: float, unit: str) -> str:
+    return f"{name} is {_pretty(value)} {unit}".strip()
+
+
+def _explain(error: BaseException) -> str:
+    """Words for an exception that came out of the learner's code, with the line of theirs that raised it."""
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    place = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == "__main__":  # a notebook's cells, and nothing else
+            place = (trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    if place is None:
+        return f"what you gave cannot be used ({what}): check its type and shape against the text above."
+    code, line = place
+    source = linecache.getline(code.co_filename, line).strip()
+    where = f", at your line:  {source}" if source else f", at line {line}"
+    return f"{code.co_name}() raised {what}{where}"

@@ -1,0 +1,260 @@
+"""The learner's log: what was predicted, what was measured, and which lever did what.
+
+One JSON object a line in `$COURSE_HOME/predictions.jsonl`, or else in `.course/` beside the units' folders;
+lines are only ever appended. A log that cannot be written costs one printed line and no more: the entries of
+this session stay in memory. Keys begin with the unit, as in "02.tpot_ms_at_8192".
+"""
+
+import html
+import json
+import math
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+_unwritten: list[dict] = []  # entries that reached no disk, so that this session's tables are still complete
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One quantity: what the learner expected and what came out, in `unit`; None where it is missing."""
+
+    key: str
+    unit: str = ""
+    predicted: float | None = None
+    measured: float | None = None
+    source: str = ""
+    residual: str = ""
+    hindsight: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """measured / predicted; NaN when one of them is missing or zero."""
+        if not self.predicted or self.measured is None:
+            return math.nan
+        return self.measured / self.predicted
+
+
+class Table:
+    """Rows of text that show as a table in a notebook and as aligned columns in print."""
+
+    def __init__(self, columns: list[str], rows: list[list[str]], note: str = ""):
+        self.columns, self.rows, self.note = columns, rows, note
+
+    def __repr__(self) -> str:
+        widths = [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in [self.columns, *self.rows]
+        ]
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def _repr_html_(self) -> str:
+        def row(cells, tag):
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        body = "".join(row(cells, "td") for cells in self.rows)
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+
+
+def predict(key: str, value: float, unit: str) -> None:
+    """Log a prediction of `key` ("02.tpot_ms_at_8192") in `unit` ("ms"), made before anything is measured.
+
+    Raises ValueError for a key without a unit number or a value that is not a finite number.
+    """
+    _append({"kind": "predict", "key": _key(key), "value": _finite(key, value), "unit": unit})
+
+
+def measured(key: str, value: float, source: str = "live", residual: str = "") -> None:
+    """Log what was measured for `key`, in the unit of its prediction.
+
+    `source` is "live", or the publication it comes from; `residual` names what the prediction left out.
+    Raises ValueError as `predict` does.
+    """
+    _append(
+        {
+            "kind": "measured",
+            "key": _key(key),
+            "value": _finite(key, value),
+            "source": source,
+            "residual": residual,
+        }
+    )
+
+
+def ledger(unit: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
+    """Log this unit's row of the lever ledger and return the ledger so far; each effect is a few words."""
+    _append(
+        {
+            "kind": "ledger",
+            "key": f"{unit}.ledger",
+            "lever": lever,
+            "tpot": tpot,
+            "ttft": ttft,
+            "memory": memory,
+            "quality": quality,
+        }
+    )
+    return ledger_table()
+
+
+def ledger_rows() -> list[dict]:
+    """The newest ledger row of each unit and lever, in the order of the units."""
+    rows = {(entry["key"], entry["lever"]): entry for entry in _read() if entry["kind"] == "ledger"}
+    return [rows[key] for key in sorted(rows)]
+
+
+def ledger_table() -> Table:
+    """The lever ledger so far."""
+    effects = ["lever", "tpot", "ttft", "memory", "quality"]
+    rows = [[row["key"].split(".")[0], *(str(row.get(effect, "")) for effect in effects)] for row in ledger_rows()]
+    return Table(["unit", "lever", "TPOT", "TTFT", "memory", "quality"], rows)
+
+
+def estimates(unit: str = "") -> list[Estimate]:
+    """Every quantity logged under `unit` ("02"; empty: all), newest value of each, in order of entry."""
+    found: dict[str, dict] = {}
+    for entry in _read():
+        if entry["kind"] not in {"predict", "measured"} or not entry["key"].startswith(unit):
+            continue
+        row = found.setdefault(entry["key"], {})
+        if entry["kind"] == "predict":
+            # Running a notebook again repeats its predictions; only a changed one is hindsight.
+            changed = "measured" in row and not math.isclose(entry["value"], row.get("predicted", math.nan))
+            hindsight = row.get("hindsight", False) or changed
+            row.update(predicted=entry["value"], unit=entry.get("unit", ""), hindsight=hindsight)
+        else:
+            row.update(measured=entry["value"], source=entry.get("source", ""), residual=entry.get("residual", ""))
+    return [Estimate(key, **row) for key, row in found.items()]
+
+
+def calibration() -> list[Estimate]:
+    """Pairs of an honest prediction and its measurement, over all units: the last prediction made before the
+    quantity was first measured, and its newest measurement. A prediction made in hindsight is left out."""
+    before: dict[str, dict] = {}
+    seen: set[str] = set()
+    for entry in _read():
+        if entry["kind"] == "measured":
+            seen.add(entry["key"])
+        elif entry["kind"] == "predict" and entry["key"] not in seen:
+            before[entry["key"]] = entry
+    return [
+        Estimate(row.key, row.unit, before[row.key]["value"], row.measured, row.source, row.residual)
+        for row in estimates()
+        if row.key in before and row.measured is not None
+    ]
+
+
+def report(unit: str) -> Table:
+    """The table of `unit` ("02"): predicted, measured, how far apart, and the name of the residual."""
+    rows, hindsight = [], False
+    for row in estimates(unit):
+        gap = "" if math.isnan(row.ratio) else f"{100 * (row.ratio - 1):+.0f} %"
+        mark = "*" if row.hindsight else ""
+        hindsight |= row.hindsight
+        rows.append(
+            [
+                row.key,
+                _show(row.predicted) + mark,
+                _show(row.measured),
+                row.unit,
+                gap,
+                row.source,
+                row.residual,
+            ]
+        )
+    columns = ["quantity", "predicted", "measured", "unit", "measured − predicted", "source", "residual"]
+    return Table(columns, rows, "* predicted after it was measured" if hindsight else "")
+
+
+def path() -> Path:
+    """Where the log lies. Without COURSE_HOME: `.course/` beside the folder of the unit that is running."""
+    home = os.environ.get("COURSE_HOME")
+    if home:
+        return Path(home) / "predictions.jsonl"
+    here = Path.cwd()
+    return (here.parent if re.match(r"\d\d-", here.name) else here) / ".course" / "predictions.jsonl"
+
+
+def _append(entry: dict) -> None:
+    entry = {"time": round(time.time(), 3), **entry}
+    log = path()
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{log}.lock", timeout=5), open(log, "ab+") as file:
+            # A line that a full disk cut short must not swallow this one.
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+    except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
+        _unwritten.append(entry)
+        reason = getattr(error, "strerror", None) or str(error)
+        _tell(f"predictions are not being saved ({reason}: {log}); the lesson goes on without the log")
+
+
+def _read() -> list[dict]:
+    entries, broken = [], 0
+    try:
+        lines = path().read_bytes().splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        _tell(f"predictions cannot be read ({error.strerror}: {path()}); the lesson goes on without the log")
+        lines = []
+    for line in filter(None, lines):
+        entry = _parse(line)
+        if entry is None:
+            broken += 1
+        else:
+            entries.append(entry)
+    if broken:
+        _tell(f"{broken} unreadable line{'s' * (broken > 1)} of {path()} left out")
+    return entries + _unwritten
+
+
+def _parse(line: bytes) -> dict | None:
+    """One log line, or None when it is not an entry of this log."""
+    try:
+        entry = json.loads(line)
+        if entry["kind"] == "ledger":
+            return entry if isinstance(entry["lever"], str) and isinstance(entry["key"], str) else None
+        _finite(_key(entry["key"]), entry["value"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return entry if entry["kind"] in {"predict", "measured"} else None
+
+
+def _tell(message: str) -> None:
+    """Say it on stdout, once a session."""
+    if message not in _told:
+        _told.add(message)
+        print(message)
+
+
+def _key(key: str) -> str:
+    if not re.match(r"\d\d\.\S", str(key)):
+        raise ValueError(f"the key {key!r} has to begin with its unit, as in '02.tpot_ms_at_8192'")
+    return key
+
+
+def _finite(key: str, value) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, (str, bool)) or not math.isfinite(number):
+        raise ValueError(f"{key} has to be one finite number; it is {value!r}")
+    return number
+
+
+def _show(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

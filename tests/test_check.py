@@ -1,0 +1,275 @@
+"""The grading calls: what is accepted, what each wrong answer is told, and that nothing reaches stderr."""
+
+import linecache
+import math
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import check
+from helpers.check import NotAnswered, Wrong, choice, close, grade, number, require
+
+SLIPS = {"You forgot V.": 23_040, "You counted query heads.": (138_240, 69_120)}
+
+
+@pytest.fixture
+def exercise():
+    """Registers a check as exercise 99.1 for one test."""
+    yield check.exercise("99.1")
+    check._EXERCISES.pop("99.1", None)
+
+
+def learner(source: str) -> dict:
+    """Names defined by `source`, executed as a notebook would."""
+    space = {"__name__": "__main__"}
+    linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(keepends=True), "<cell 1>")
+    exec(compile(source, "<cell 1>", "exec"), space)
+    return space
+
+
+def told(answer, expect=46_080, **options) -> str:
+    with pytest.raises(Wrong) as caught:
+        number(answer, expect, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        46_080,
+        46_080.0,
+        np.float32(46_080),
+        np.int64(46_080),
+        torch.tensor(46_080),
+        np.array(46_080),
+        Decimal(46_080),
+        46_081,
+    ],
+)
+def test_scalars_of_every_library_are_numbers(answer):
+    value = number(answer, 46_080)
+    assert type(value) is float
+
+
+@pytest.mark.parametrize(
+    "answer, phrase",
+    [
+        (float("nan"), "NaN"),
+        (float("inf"), "infinite"),
+        ("46080", "without quotes"),
+        ("many", "the text 'many'"),
+        (True, "truth value"),
+        ([46_080], "a list"),
+        (np.array([46_080.0]), "array of shape [1]"),
+        (torch.ones(2, 3), "array of shape [2, 3]"),
+        (len, "function"),
+        (1j, "complex"),
+        (10**400, "one number"),
+        (-46_080, "sign"),
+        (-3, "sign is wrong"),
+        (0, "zero is too low"),
+        ({}, "a dict"),
+    ],
+)
+def test_bad_input_is_told_what_it_is(answer, phrase):
+    assert phrase in told(answer)
+
+
+@pytest.mark.parametrize("blank", [None, ...])
+def test_blank_is_not_answered(blank):
+    with pytest.raises(NotAnswered):
+        number(blank, 1.0)
+    with pytest.raises(NotAnswered):
+        choice(blank, "a", {"b": "no"})
+
+
+def test_slip_wins_over_general_diagnosis():
+    assert "You forgot V." in told(23_040, slips=SLIPS)
+    assert "You counted query heads." in told(69_120, slips=SLIPS)
+
+
+def test_two_slips_with_one_value_are_both_said():
+    assert "Forgot V. Or: Forgot K." in told(5, 10, slips={"Forgot V.": 5, "Forgot K.": 5.0, "Else.": 5.001})
+
+
+def test_slip_beside_the_truth_shadows_nothing():
+    near = {"nearly": 46_080 * 1.004}
+    assert number(46_080 * 1.0005, 46_080, rel=1e-3, slips=near)
+    assert "nearly" in told(46_080 * 1.004, rel=1e-3, slips=near)
+    assert "nearly" not in told(46_080 * 0.996, rel=1e-3, slips=near)
+    assert "second" in told(102, 100, rel=1e-2, slips={"first": 103, "second": 102.1})
+
+
+@pytest.mark.parametrize(
+    "factor, phrase",
+    [
+        (2, "twice"),
+        (0.5, "half"),
+        (8, "bits"),
+        (1 / 8, "bytes where bits"),
+        (1000, "1,000 times too large"),
+        (1e-3, "1,000 times too small"),
+        (1e9, "1,000,000,000"),
+        (1.024**3, "GiB"),
+        (1.024**-3, "GiB"),
+        (1.024, "GiB"),
+        (1024, "1,024 times"),
+        (4, "bytes per element"),
+        (100, "per cent"),
+        (-1, "sign is not"),
+        (-7, "sign is wrong"),
+        (1.1, "too high, by less than a quarter"),
+        (1.7, "too high, by less than a factor of 2"),
+        (0.2, "too low, by a factor between 2 and 10"),
+        (55, "more than 10"),
+        (54_321, "units first"),
+    ],
+)
+def test_general_diagnosis(factor, phrase):
+    assert phrase in told(46_080 * factor)
+
+
+def test_general_diagnosis_does_not_reveal_the_answer():
+    message = told(46_080 * 3.3)
+    assert "46,080" not in message and "46080" not in message and "3.3" not in message
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True), st.floats(min_value=-1e12, max_value=1e12))
+def test_any_float_gets_a_verdict(answer, expect):
+    try:
+        value = number(answer, expect)
+    except Wrong as wrong:
+        assert str(wrong)
+    else:
+        assert math.isclose(value, expect, rel_tol=1e-3)
+
+
+def test_choice_tells_why():
+    options = {"prefill": "prefill is over after one forward."}
+    assert choice(" Decode ", "decode", options) == "decode"
+    with pytest.raises(Wrong, match="over after one forward"):
+        choice("prefill", "decode", options)
+    with pytest.raises(Wrong, match="choose one of 'decode', 'prefill'"):
+        choice("both", "decode", options)
+    with pytest.raises(Wrong, match="in quotes"):
+        choice(3, "decode", options)
+
+
+@pytest.mark.parametrize(
+    "actual, phrase",
+    [
+        (None, "return"),
+        (torch.ones(3, 2), "transpose"),
+        (torch.ones(6), "reshape"),
+        (torch.ones(4, 4), "shape [4, 4]"),
+        (torch.full((2, 3), math.nan), "NaN"),
+        ("abc", "array of numbers"),
+        (torch.arange(6.0).reshape(2, 3) * 2, "twice"),
+        (torch.arange(6.0).reshape(2, 3) + torch.eye(3)[:2], "2 of 6 elements; the first is at index [0, 0]"),
+        (torch.arange(6.0).reshape(2, 3) ** 2, "forgot the square root"),
+    ],
+)
+def test_close_names_the_difference(actual, phrase):
+    expect = torch.arange(6.0).reshape(2, 3)
+    with pytest.raises(Wrong) as caught:
+        close(actual, expect, slips={"You forgot the square root.": expect**2})
+    assert phrase in str(caught.value)
+
+
+def test_close_accepts_lists_and_half_precision():
+    close([[0, 1, 2], [3, 4, 5]], torch.arange(6.0).reshape(2, 3))
+    close(torch.arange(6, dtype=torch.bfloat16), np.arange(6))
+
+
+def test_grade_prints_one_line(exercise, capsys):
+    exercise(lambda answer: number(answer, 46_080, unit="bytes", slips=SLIPS) and None)
+    assert grade("99.1", 46_080) is None
+    assert capsys.readouterr() == ("✓ 99.1  46,080 bytes\n", "")
+    with pytest.raises(Wrong) as caught:
+        grade("99.1", 23_040)
+    assert caught.value._render_traceback_() == ["✗ 99.1  your answer is 23,040 bytes. You forgot V."]
+
+
+@pytest.mark.parametrize("answer", [None, ..., (1, None), [None], {"a": None}])
+def test_grade_knows_a_blank(exercise, answer):
+    exercise(lambda kv_bytes: None)
+    with pytest.raises(NotAnswered, match="exercise 99.1 is not answered yet"):
+        grade("99.1", answer)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f(x):\n    """Doc."""\n    # YOUR CODE HERE',
+        "def f(x): pass",
+        "def f(x): ...",
+        'class f:\n    def __init__(self): self.a = 1\n    def g(self):\n        """Doc."""',
+        'def f(x):\n    """Doc."""\n    given = x + 1\n    # YOUR CODE HERE',
+    ],
+)
+def test_grade_knows_a_stub(exercise, source):
+    exercise(lambda f: check.call(f, 1) and None)
+    with pytest.raises(NotAnswered, match="exercise 99.1 is not answered yet"):
+        grade("99.1", learner(source)["f"])
+
+
+def test_forgotten_return(exercise):
+    exercise(lambda f: check.call(f, 1) and None)
+    with pytest.raises(Wrong, match="f returns None: a `return` line is missing"):
+        grade("99.1", learner("def f(x):\n    y = x + 1")["f"])
+
+
+@pytest.mark.parametrize(
+    "body, phrase",
+    [
+        ("return x / 0", "f() raised ZeroDivisionError: division by zero, at your line:  return x / 0"),
+        ("return g(x)", "g() raised KeyError: 'a', at your line:  return {}['a']"),
+        ("return torch.ones(2) @ torch.ones(3)", "at your line:  return torch.ones(2) @ torch.ones(3)"),
+        ("assert x > 5", "f() raised AssertionError, at your line:  assert x > 5"),
+        ("exit()", "SystemExit"),
+    ],
+)
+def test_exception_of_the_learner_names_their_line(exercise, body, phrase):
+    exercise(lambda f: check.call(f, 1) and None)
+    f = learner(f"import torch\ndef g(x):\n    return {{}}['a']\ndef f(x):\n    {body}\n")["f"]
+    with pytest.raises(Wrong) as caught:
+        grade("99.1", f)
+    assert phrase in str(caught.value)
+
+
+def test_result_of_the_wrong_type_is_not_a_crash(exercise):
+    exercise(lambda f: require(check.call(f, 1) + 1 == 2, "no"))
+    with pytest.raises(Wrong, match="cannot be used .TypeError"):
+        grade("99.1", learner("def f(x): return 'one'")["f"])
+
+
+def test_stderr_and_warnings_stay_off_stderr(exercise, capsys):
+    exercise(lambda f: require(check.call(f, 1), "no"))
+    f = learner(
+        "import sys, warnings\ndef f(x):\n    warnings.warn('careful')\n    print('oops', file=sys.stderr)\n"
+        "    return 1"
+    )["f"]
+    before = sys.stderr
+    grade("99.1", f)
+    assert sys.stderr is before
+    out, err = capsys.readouterr()
+    assert err == "" and "oops" in out and "✓ 99.1" in out
+
+
+def test_interrupt_passes_through(exercise):
+    exercise(lambda f: f())
+    with pytest.raises(KeyboardInterrupt):
+        grade("99.1", learner("def f(): raise KeyboardInterrupt")["f"])
+
+
+def test_mistakes_of_the_author_are_loud(exercise):
+    exercise(lambda a, b: None)
+    with pytest.raises(TypeError):
+        grade("99.1", 1)
+    with pytest.raises(ValueError, match="no exercise '98.7'"):
+        grade("98.7", 1)

@@ -1,0 +1,108 @@
+"""Every figure says its units, draws what it was given, and reads without colour."""
+
+import re
+from types import SimpleNamespace
+
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from helpers import plots
+
+CARD = SimpleNamespace(
+    name="a card", read_bytes_per_second=50e9, matmul_flops_per_second={"float32": 200e9, "bfloat16": 400e9}
+)
+
+
+@pytest.fixture(autouse=True)
+def figure():
+    with plt.rc_context():
+        plots.use()
+        yield
+    plt.close("all")
+
+
+def test_prediction_draws_points_over_the_line_and_names_the_residual():
+    ax = plots.prediction(
+        None,
+        [1, 2, 4],
+        [10, 20, 40],
+        [11, 20, 52],
+        [1, 1, 2],
+        xlabel="context (tokens)",
+        ylabel="TPOT (ms)",
+        label="batch 1",
+    )
+    line = ax.get_lines()[0]
+    assert line.get_ydata().tolist() == [10, 20, 40]
+    assert [text.get_text() for text in ax.texts] == ["+30 %"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "predicted, batch 1",
+        "measured, batch 1",
+    ]
+    assert ax.get_ylim()[0] == 0
+
+
+def test_prediction_with_a_point_missing():
+    ax = plots.prediction(None, [1, 2], [10, 20], [np.nan, 18], xlabel="x (tokens)", ylabel="y (ms)")
+    assert [text.get_text() for text in ax.texts] == ["-10 %"]
+
+
+def test_curve_series_differ_without_colour():
+    ax = plots.curve(None, [1, 2, 4], {"a": [1, 2, 3], "b": [2, 3, 4]}, xlabel="x (tokens)", ylabel="y (ms)", xlog=True)
+    styles = [(line.get_marker(), line.get_linestyle()) for line in ax.get_lines() if line.get_marker() in "os"]
+    assert len(set(styles)) == 2
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_roofline_bends_at_the_ridge():
+    ax = plots.roofline(None, CARD, {"decode": (0.5, 20e9), "prefill": (100, 150e9)})
+    x, y = ax.get_lines()[0].get_data()
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert y.max() == pytest.approx(200) and y[0] == pytest.approx(x[0] * 50)
+    assert any("ridge 4 FLOP/byte" in text.get_text() for text in ax.texts)
+    assert plots.roofline(None, CARD, {}, dtype="bfloat16").get_lines()[0].get_ydata().max() == pytest.approx(400)
+
+
+def test_bars_beside_and_stacked():
+    ax = plots.bars(None, ["1k", "8k"], {"prefill": [1, 2], "decode": [3, 4]}, ylabel="time (s)", stacked=True)
+    assert [text.get_text() for text in ax.texts] == ["4", "6"]
+    ax = plots.bars(None, ["1k", "8k"], [1, 2], ylabel="time (s)", spread=[0.1, 0.1])
+    assert sorted(patch.get_height() for patch in ax.patches) == [1, 2]
+
+
+def test_heat_writes_every_value():
+    ax = plots.heat(
+        None,
+        [[1, 2], [3, 4]],
+        ["1", "4"],
+        ["16", "8k"],
+        xlabel="context (tokens)",
+        ylabel="batch (1)",
+        unit="TPOT (ms)",
+    )
+    assert [text.get_text() for text in ax.texts] == ["1", "2", "3", "4"]
+
+
+def test_functions_draw_on_the_axes_they_are_given():
+    _, ax = plt.subplots()
+    assert plots.curve(ax, [1], {"a": [1]}, xlabel="x (s)", ylabel="y (s)") is ax
+
+
+@pytest.mark.parametrize("labels", [{"xlabel": "context", "ylabel": "TPOT (ms)"}, {"xlabel": "x (s)", "ylabel": ""}])
+def test_a_label_without_unit_is_refused(labels):
+    with pytest.raises(ValueError, match="state its unit"):
+        plots.curve(None, [1], {"a": [1]}, **labels)
+
+
+def test_colours_differ_in_grey():
+    def lightness(colour):
+        r, g, b = (int(part, 16) / 255 for part in re.findall("..", colour[1:]))
+        return 0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2
+
+    first = [lightness(colour) for colour in plots.COLOURS[:3]]
+    assert min(abs(a - b) for i, a in enumerate(first) for b in first[:i]) > 0.09
