@@ -1,0 +1,439 @@
+"""Unit 01, prefill versus decode."""
+
+import inspect
+import math
+
+import torch
+
+from helpers.caches.full import FullCache
+from helpers.check import Wrong, call, choice, exercise, number, require
+from helpers.decoder import Decoder
+from helpers.geometry import Geometry, get, kv_bytes, prefill_flops, weight_bytes
+
+A100_FLOPS, A100_BYTES = 312e12, 2039e9
+PROMPT = 1024
+
+
+@exercise("01.1")
+def flops_of_each_phase(prefill_tflop, decode_gflop):
+    g = get("Llama-3.1-8B")
+    # 8.03e9 parameters with the input embedding, 7.50e9 that multiply.
+    everything, multiplied = 8.03, 7.50
+    one_flop = "You counted one FLOP for each weight; a weight costs a multiplication and an addition."
+    embedding = "You counted the input embedding: looking a token up multiplies nothing."
+    number(
+        prefill_tflop,
+        prefill_flops(g, PROMPT) / 1e12,
+        unit="TFLOP",
+        rel=0.07,
+        name="prefill_tflop",
+        slips={
+            one_flop: (7.15, 7.68),
+            embedding: 2 * everything * PROMPT / 1e3,
+            "That is one token; each of the 1,024 tokens passes through the layers.": 2 * multiplied / 1e3,
+        },
+    )
+    number(
+        decode_gflop,
+        15.28,  # between 15.01 (weights alone) and 15.55 (with attention over 1,024 tokens)
+        unit="GFLOP",
+        rel=0.03,
+        name="decode_gflop",
+        slips={
+            one_flop: multiplied,
+            embedding: 2 * everything,
+            "You recompute the whole prompt; with a KV cache only the new token passes through the layers.": (
+                14_295,
+                15_300,
+            ),
+            "You left the output head out: a decode step always uses it.": 2 * 6.98,
+        },
+    )
+
+
+@exercise("01.2")
+def intensity_of_each_phase(prefill_intensity, decode_intensity, tokens_at_ridge):
+    one_byte = "You took one byte for each weight; bf16 has two."
+    number(
+        prefill_intensity,
+        962,
+        unit="FLOP/byte",
+        rel=0.08,
+        name="prefill_intensity",
+        slips={
+            "You read the weights again for every token; one pass over them serves all 1,024.": 1.0,
+            one_byte: (1924, 2048),
+            "You counted one FLOP for each weight, or four bytes: bf16 has two.": (481, 512),
+            "That is bytes for each FLOP: turn it over.": 1 / 962,
+        },
+    )
+    number(
+        decode_intensity,
+        1.0,
+        unit="FLOP/byte",
+        rel=0.08,
+        name="decode_intensity",
+        slips={
+            one_byte: 2.0,
+            "You counted one FLOP for each weight, or four bytes: bf16 has two.": 0.5,
+            "That is the prefill's: a decode step reads all the weights for one single token.": (962, 1024),
+            "You divided by the bytes of 1,024 passes; a step makes one.": 1 / 1024,
+        },
+    )
+    number(
+        tokens_at_ridge,
+        A100_FLOPS / A100_BYTES,
+        unit="tokens at the ridge",
+        rel=0.04,
+        name="tokens_at_ridge",
+        slips={
+            "Twice too many: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": 306,
+            "Half: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": 76.5,
+            "Turned over: divide the FLOPs by the bytes, not the bytes by the FLOPs.": A100_BYTES / A100_FLOPS,
+            "Watch the units: TFLOP/s over GB/s leaves a factor of 1,000.": 312 / 2039,
+        },
+    )
+
+
+@exercise("01.3")
+def utilisation_of_decode(decode_utilisation_percent, batch_at_5_percent):
+    number(
+        decode_utilisation_percent,
+        0.66,
+        unit="%",
+        rel=0.05,
+        name="decode_utilisation_percent",
+        slips={
+            "That is a fraction; the question asks for per cent.": 0.0066,
+            "That is what nvidia-smi shows: time with any kernel running. Count FLOPs against the peak.": 100,
+            "You counted one FLOP for each weight; a weight costs a multiplication and an addition.": 0.33,
+            "You took one byte for each weight; bf16 has two, so the step takes twice as long.": 1.31,
+            "You spread the prefill's FLOPs over a decode step; one new token does 15 GFLOP.": (650, 670),
+        },
+    )
+    number(
+        batch_at_5_percent,
+        5 * A100_FLOPS / A100_BYTES / 100,
+        unit="sequences",
+        rel=0.06,
+        name="batch_at_5_percent",
+        slips={
+            "One sequence brings 0.65 %, not 1 %.": 5,
+            "That is the ridge, where utilisation would be 100 %.": 153,
+            "Five more than one is not five times: utilisation is proportional to the batch.": 5.65,
+            "You multiplied 5 by the utilisation of one sequence; divide.": (3.27, 0.0327),
+            "Mixed up fraction and per cent: 5 % over 0.65 %.": (765, 0.0765),
+        },
+    )
+
+
+@exercise("01.4")
+def crossover(crossover_1k, crossover_8k, decode_share):
+    peak = "You used the peak rates; take 60 % of the arithmetic and 80 % of the bandwidth."
+    turned = "Turned over: divide the prefill's seconds by the seconds of one step."
+    number(
+        crossover_1k,
+        9,
+        unit="output tokens at 1k",
+        rel=0.15,
+        name="crossover_1k",
+        slips={
+            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": 1024,
+            peak: 6.3,
+            turned: 0.12,
+            "You counted one FLOP for each weight in the prefill; it is two.": 4.2,
+            "That is the prefill in milliseconds; divide by the 9.2 ms of a step.": 77,
+        },
+    )
+    number(
+        crossover_8k,
+        69,
+        unit="at 8k",
+        rel=0.14,
+        name="crossover_8k",
+        slips={
+            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": 8192,
+            peak: (48, 53, 55),
+            "The same as at 1k: eight times the prompt is eight times the prefill.": (8.3, 9, 10),
+            "You let all of the prefill grow with the square of the prompt; only attention does (15 % here).": 535,
+            turned: (0.0137, 0.015),
+        },
+    )
+    choice(
+        decode_share,
+        "falls",
+        {
+            "rises": "the answer stays at 128 tokens, so decode hardly changes (a little more cache to "
+            "read), while "
+            "the prefill grows with the prompt."
+        },
+        name="decode_share",
+    )
+
+
+TINY = Geometry("tiny", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=101)
+
+
+class Counted:
+    """A real decoder that writes down what it was asked to do."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder, self.calls = decoder, []
+
+    def prefill(self, tokens, cache, **options):
+        self.calls.append(("prefill", tokens.shape[-1]))
+        return self.decoder.prefill(tokens, cache, **options)
+
+    def decode(self, tokens, cache):
+        self.calls.append(("decode", 1))
+        return self.decoder.decode(tokens, cache)
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+
+def _recomputed(decoder: Decoder, prompt: torch.Tensor, count: int) -> list[int]:
+    """Greedy tokens without any cache that outlives a step: the definition that `generate` has to meet."""
+    tokens = prompt.tolist()
+    for _ in range(count):
+        scratch = FullCache(decoder.geometry, capacity=len(tokens), backend="reference")
+        tokens.append(int(decoder.prefill(torch.tensor([tokens]), scratch).argmax()))
+    return tokens[len(prompt) :]
+
+
+@exercise("01.5")
+def generates_with_a_cache(generate):
+    decoder = Decoder(TINY, backend="reference", seed=3)
+    prompt = torch.tensor([5, 9, 2, 71, 33])
+    for count in (1, 8):
+        expect = _recomputed(decoder, prompt, count)
+        counted, cache = Counted(decoder), FullCache(TINY, capacity=64, backend="reference")
+        stream = call(generate, counted, cache, prompt.clone(), count)
+        require(
+            inspect.isgenerator(stream) or hasattr(stream, "__next__"),
+            f"generate returns a {type(stream).__name__} when all is done; `yield` each token as soon as it "
+            "is known, "
+            "or the user stares at an empty screen.",
+        )
+        got = []
+        for token in stream:
+            if not got:
+                _first_token(counted.calls, len(prompt))
+            got.append(_as_int(token))
+            require(len(got) <= count, f"count={count}, and your stream does not stop after {count} tokens.")
+        _same_tokens(got, expect, counted.calls, prompt)
+        steps = sum(kind == "decode" for kind, _ in counted.calls)
+        require(
+            steps == count - 1,
+            f"{count} tokens took {steps} decode steps; the first token comes out of the prefill, so "
+            f"{count - 1} are enough. A step whose token nobody reads is wasted.",
+        )
+    return "8 tokens identical to recomputing: 1 prefill, 7 decode steps"
+
+
+def _first_token(calls: list, prompt_tokens: int) -> None:
+    require(calls, "you yield a token before the model has seen the prompt.")
+    require(
+        not any(kind == "decode" for kind, _ in calls) or calls[0][0] == "decode",
+        "you decode before the first token is yielded; the prefill's own logits already give it, so the "
+        "user waits "
+        "one step too long.",
+    )
+    require(
+        calls[0] == ("prefill", prompt_tokens),
+        f"the first call is {calls[0][0]} of {calls[0][1]} token(s); read all {prompt_tokens} prompt tokens "
+        "in one "
+        "prefill, so that the weights are read once for all of them.",
+    )
+
+
+def _same_tokens(got: list[int], expect: list[int], calls: list, prompt: torch.Tensor) -> None:
+    again = [n for kind, n in calls[1:] if kind == "prefill"]
+    require(
+        not again,
+        f"you run prefill again ({len(again)} more times, {sum(again)} tokens): that recomputes what the "
+        "cache already "
+        "holds. Give decode the newest token alone.",
+    )
+    require(len(got) == len(expect), f"count={len(expect)}, and you yield {len(got)} tokens.")
+    if got == expect:
+        return
+    require(
+        got[:-1] != expect[1:] or not got[:-1],
+        "the first token is lost: the prefill's logits give it, so yield it before you decode.",
+    )
+    require(got != prompt[: len(got)].tolist(), "you yield the prompt; only the new tokens are the answer.")
+    wrong = next(i for i, (a, b) in enumerate(zip(got, expect, strict=True)) if a != b)
+    require(
+        wrong > 0,
+        "the first token is not the most likely one: take the argmax of the prefill's logits (of the last position).",
+    )
+    raise Wrong(
+        f"token {wrong + 1} differs from recomputing everything, the first {wrong} agree: what does decode "
+        "get? It has "
+        "to be the token that you yielded last, once."
+    )
+
+
+def _as_int(token) -> int:
+    require(
+        isinstance(token, int) or (hasattr(token, "numel") and token.numel() == 1),
+        f"you yield {type(token).__name__}; yield one token id, an int.",
+    )
+    return int(token)
+
+
+@exercise("01.6")
+def ttft_and_tpot(latency):
+    def measure(sent, chunks):
+        try:
+            answer = call(latency, sent, chunks)
+        except ZeroDivisionError:
+            raise Wrong(
+                "division by zero: a single token has no gap, so its TPOT does not exist. Return float('nan')."
+            ) from None
+        require(
+            isinstance(answer, (tuple, list)) and len(answer) == 2,
+            "return two numbers, (TTFT, TPOT).",
+        )
+        return answer
+
+    def same(value, expect):
+        return math.isclose(float(value), expect, rel_tol=1e-6, abs_tol=1e-9)
+
+    sent, chunks = 10.0, [(10.5, 1), (10.54, 1), (10.58, 1), (10.62, 1), (10.66, 1)]
+    ttft, tpot = measure(sent, chunks)
+    number(
+        ttft,
+        0.5,
+        unit="s TTFT",
+        rel=1e-6,
+        name="TTFT",
+        slips={
+            "That is a time of day; subtract when the request was sent.": 10.5,
+            "That is the end-to-end time; TTFT ends at the first token.": 0.66,
+            "That is the gap after the first token; TTFT is the wait before it.": 0.04,
+            "The sign: arrival minus sent.": -0.5,
+        },
+    )
+    number(
+        tpot,
+        0.04,
+        unit="s TPOT",
+        rel=1e-6,
+        name="TPOT",
+        slips={
+            "TTFT is inside: subtract it, or the prefill counts as a gap (vllm#7242).": (0.132, 0.165),
+            "Five tokens have four gaps: divide by n − 1.": 0.032,
+            "That is all gaps together: divide by n − 1.": 0.16,
+        },
+    )
+    tpot = measure(0.0, [(0.3, 1), (0.4, 4), (0.5, 5)])[1]
+    require(
+        not same(tpot, 0.1),
+        "a chunk may hold several tokens: you divide by chunks where tokens count (sglang#12064).",
+    )
+    require(same(tpot, 0.2 / 9), "chunks of 1, 4 and 5 tokens at 0.3, 0.4 and 0.5 s: 9 gaps in 0.2 s.")
+    ttft, tpot = measure(0.0, [(0.01, 0), (0.3, 1), (0.4, 2), (0.7, 0)])
+    require(
+        not same(ttft, 0.01),
+        "the first chunk held 0 tokens: a header is not a token, so TTFT ends at the first chunk *with* tokens.",
+    )
+    require(same(ttft, 0.3), "an empty chunk at 0.01 s, one token at 0.3 s: TTFT is 0.3 s.")
+    require(
+        same(tpot, 0.05),
+        "tokens at 0.3 s (1) and 0.4 s (2), an empty chunk at the end: 0.1 s over 2 gaps. The request ends "
+        "with its "
+        "last token, not with an empty chunk.",
+    )
+    ttft, tpot = measure(1.0, [(1.3, 1)])
+    require(same(ttft, 0.3) and math.isnan(float(tpot)), "one token has no gap: its TPOT is float('nan').")
+
+
+@exercise("01.7")
+def model_of_a_request(phases):
+    g = get("Llama-3.1-8B")
+    weights, per_token = weight_bytes(g), kv_bytes(g, 1)
+
+    def expected(prompt, outputs, batch):
+        read = sum(weights + batch * per_token * (prompt + i) for i in range(1, outputs))
+        return batch * prefill_flops(g, prompt) / 2e14, read / 1e12
+
+    def check_one(prompt, outputs, batch, prefill_slips, decode_slips):
+        answer = call(phases, g, prompt, outputs, batch, 2e14, 1e12)
+        require(
+            isinstance(answer, (tuple, list)) and len(answer) == 2,
+            "return two numbers, (prefill seconds, decode seconds).",
+        )
+        case = f" (prompt {prompt:,}, outputs {outputs:,}, batch {batch})"
+        prefill, decode = expected(prompt, outputs, batch)
+        number(
+            answer[0],
+            prefill,
+            unit="s",
+            rel=2e-3,
+            name="prefill seconds" + case,
+            slips=prefill_slips(prefill),
+        )
+        number(answer[1], decode, unit="s", rel=2e-4, name="decode seconds" + case, slips=decode_slips(decode))
+
+    def no_slips(_):
+        return {}
+
+    # Each case switches one mechanism on.
+    check_one(
+        1024,
+        1,
+        1,
+        lambda s: {"Two FLOPs a weight are already counted by prefill_flops.": 2 * s},
+        lambda s: {
+            "One output token needs no decode step: the prefill gives it.": (
+                (weights + per_token * 1024) / 1e12,
+                (weights + per_token * 1025) / 1e12,
+                weights / 1e12,
+            )
+        },
+    )
+    check_one(
+        1024,
+        2,
+        1,
+        no_slips,
+        lambda s: {
+            "One output token needs no decode step: the prefill gives it, so there are outputs − 1.": (
+                2 * s,
+                (2 * weights + per_token * 2051) / 1e12,
+            ),
+            "You left the KV cache out of what a step reads.": weights / 1e12,
+            "Your cache starts empty: the prompt is in it too.": (weights + per_token) / 1e12,
+        },
+    )
+    check_one(
+        64,
+        8001,
+        1,
+        no_slips,
+        lambda s: {
+            "Your cache does not grow: step i reads prompt + i tokens.": (
+                8000 * (weights + per_token * 64) / 1e12,
+                8000 * (weights + per_token * 65) / 1e12,
+            ),
+            "You read the final cache in every step; it grows from the prompt to its full length.": 8000
+            * (weights + per_token * 8065)
+            / 1e12,
+        },
+    )
+    check_one(
+        8192,
+        3,
+        16,
+        lambda s: {"Every sequence of the batch has its own prompt: 16 prefills.": s / 16},
+        lambda s: {
+            "You read the weights once for each sequence; one pass serves the whole batch.": 16
+            * (2 * weights + per_token * 16387)
+            / 1e12,
+            "Every sequence has its own cache: 16 of them are read.": (2 * weights + per_token * 16387) / 1e12,
+            "You left the KV cache out of what a step reads.": 2 * weights / 1e12,
+        },
+    )
+    return "4 requests: prefill and decode seconds right"

@@ -1,0 +1,597 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # 01 · Prefill versus decode
+#
+# ## The question
+#
+# A chat request has two latencies. **TTFT**, time to first token, is the wait before anything appears.
+# **TPOT**, time per output token, is the pace at which the answer then scrolls. A user pastes a 1,024-token
+# document and asks for one sentence. Where does the time go? And where, when the user asks for an essay?
+#
+# One model does both jobs, with the same weights, on the same chip. Yet one phase is limited by arithmetic
+# and the other by memory. In this unit you find out which is which *before* you measure, write the
+# `generate` that every serving engine contains, and test two rules of thumb that go around.
+#
+# About 70 minutes. You need the device card of unit 00; if you skipped it, it is measured on first use, in
+# about ten seconds.
+
+# %% tags=["parameters"]
+device = "auto"
+budget = "quick"
+
+# %% tags=["setup"]
+import time
+
+import torch
+
+from helpers import check, estimates, plots
+from helpers.caches.full import FullCache
+from helpers.geometry import get, kv_bytes, prefill_flops, weight_bytes
+
+plots.use()
+
+# %% [markdown]
+# ## Predict
+#
+# ### 1.1 How much arithmetic is one phase?
+#
+# *What does the chip have to compute to read a prompt, and what for one more token?*
+#
+# Llama-3.1-8B. Each token that passes through the layers is multiplied with their **6.98 billion** weights.
+# The output head has another **0.53 billion**; it is used only where a next token is wanted, so once in a
+# prefill and once in a decode step. Each weight costs **two** FLOPs: one multiplication, one addition. A KV
+# cache is kept. (Attention over the context adds 2 % at this length: leave it out. Looking a token up in
+# the embedding table multiplies nothing.)
+#
+# 1. The prefill of a 1,024-token prompt, in **TFLOP** (1e12).
+# 2. One decode step after it, one sequence, in **GFLOP** (1e9).
+
+# %% answer="01.1"
+prefill_tflop = None  # TFLOP, 1,024-token prompt
+decode_gflop = None  # GFLOP, one new token
+### BEGIN SOLUTION
+prefill_tflop = 2 * (6.98e9 * 1024 + 0.53e9) / 1e12
+decode_gflop = 2 * (6.98e9 + 0.53e9) / 1e9
+### END SOLUTION
+
+# %% test="01.1" points=2
+from helpers import check
+
+check.grade("01.1", prefill_tflop, decode_gflop)
+### BEGIN HIDDEN TESTS
+assert 13.5 < float(prefill_tflop) < 15.7
+assert 14.7 < float(decode_gflop) < 15.8
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ### 1.2 How much arithmetic for each byte?
+#
+# *A chip that multiplies faster than it reads is idle unless each byte is used many times. How often is it
+# used?*
+#
+# The weights are stored in bf16, **two bytes** each: 15.0 GB pass from memory to the cores. They pass
+# **once** for the whole prefill, because all 1,024 tokens are multiplied with a weight while it is there.
+# They pass once more for every decode step. (The KV cache at this length is 0.13 GB: leave it out.)
+#
+# *Arithmetic intensity* is FLOPs done for each byte read.
+#
+# 1. Intensity of the 1,024-token prefill.
+# 2. Intensity of a decode step.
+# 3. An A100 multiplies bf16 at 312 TFLOP/s and reads 2,039 GB/s (data sheet). How many tokens must share
+#    one pass over the weights so that multiplying takes as long as reading?
+
+# %% answer="01.2"
+prefill_intensity = None  # FLOP/byte
+decode_intensity = None  # FLOP/byte
+tokens_at_ridge = None  # tokens in one pass
+### BEGIN SOLUTION
+prefill_intensity = prefill_tflop * 1e12 / 15.0e9
+decode_intensity = decode_gflop * 1e9 / 15.0e9
+tokens_at_ridge = (312e12 / 2) / (2039e9 / 2)
+### END SOLUTION
+
+# %% test="01.2" points=2
+from helpers import check
+
+check.grade("01.2", prefill_intensity, decode_intensity, tokens_at_ridge)
+### BEGIN HIDDEN TESTS
+assert 880 < float(prefill_intensity) < 1050
+assert 0.9 < float(decode_intensity) < 1.1
+assert 145 < float(tokens_at_ridge) < 161
+### END HIDDEN TESTS
+
+# %% [markdown]
+# Compare your first two numbers: the same matrices, the same chip. And look at the third. A prompt longer
+# than that is limited by arithmetic on this chip; a decode step of one sequence never comes near.
+#
+# ### 1.3 How busy is the arithmetic?
+#
+# *"Our GPUs run at 50 % utilisation in prefill and 5 % in decode." Can the second figure be right?*
+#
+# Utilisation here is FLOPs done ÷ (seconds × peak FLOP/s), often called MFU. `nvidia-smi` shows something
+# else: the share of time in which *any* kernel runs, which is near 100 % in both phases.
+#
+# 1. The decode step of 1.2, one sequence, limited by reading alone: its utilisation of an A100, in **per
+#    cent**.
+# 2. With several sequences in one batch, the weights are still read once. At how many sequences does
+#    utilisation reach 5 %? (Leave the KV cache out.)
+
+# %% answer="01.3"
+decode_utilisation_percent = None  # %
+batch_at_5_percent = None  # sequences
+### BEGIN SOLUTION
+step_seconds = 15.0e9 / 2039e9
+decode_utilisation_percent = 100 * decode_gflop * 1e9 / step_seconds / 312e12
+batch_at_5_percent = 5 / decode_utilisation_percent
+### END SOLUTION
+
+# %% test="01.3" points=2
+from helpers import check
+
+check.grade("01.3", decode_utilisation_percent, batch_at_5_percent)
+### BEGIN HIDDEN TESTS
+assert 0.61 < float(decode_utilisation_percent) < 0.71
+assert 7.2 < float(batch_at_5_percent) < 8.2
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ### 1.4 When does decode take over?
+#
+# *How long must the answer be before the user waits longer for the answer than for its first word?*
+#
+# No engine reaches the peaks. Take 60 % of the A100's arithmetic in prefill and 80 % of its bandwidth in
+# decode. So the prefill runs at 187 TFLOP/s, and one decode step takes 15.0 GB ÷ 1,631 GB/s = 9.2 ms.
+#
+# 1. After a **1,024**-token prompt: how many output tokens until decoding has taken as long as the prefill?
+# 2. After an **8,192**-token prompt? (Attention now adds 15 % to the prefill; with or without it is
+#    accepted.)
+# 3. Every answer has 128 tokens. As the prompt grows from 1k to 32k, does decode's *share* of the request's
+#    time rise or fall? Answer `"rises"` or `"falls"`.
+
+# %% answer="01.4"
+crossover_1k = None  # output tokens
+crossover_8k = None  # output tokens
+decode_share = None  # "rises" or "falls"
+### BEGIN SOLUTION
+crossover_1k = 14.3e12 / 187e12 / 9.2e-3
+crossover_8k = 2 * 6.98e9 * 8192 * 1.15 / 187e12 / 9.2e-3
+decode_share = "falls"
+### END SOLUTION
+
+# %% test="01.4" points=2
+from helpers import check
+
+check.grade("01.4", crossover_1k, crossover_8k, decode_share)
+### BEGIN HIDDEN TESTS
+assert 7.6 < float(crossover_1k) < 10.4
+assert 60 < float(crossover_8k) < 79
+assert str(decode_share).strip().lower() == "falls"
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## Build
+#
+# ### 1.5 `generate`, with a cache
+#
+# *What does an engine do between your prompt and the words on the screen?*
+#
+# Write it, greedy: the next token is always the likeliest one, the argmax of the logits. The decoder has
+# two entry points:
+#
+# - `decoder.prefill(tokens, cache)`: tokens `[1, t]`, returns logits `[1, vocab]` for the token *after* the
+#   last one, and leaves the keys and values of all t tokens in `cache`;
+# - `decoder.decode(tokens, cache)`: tokens `[1]`, the newest token, returns the same for the next one. A
+#   tensor you make yourself goes on `decoder.device`.
+#
+# The user should see each token as soon as it is known, so `yield` it. For a prompt `[5, 9]` and `count=3`:
+# prefill `[[5, 9]]` → yield a → decode `[a]` → yield b → decode `[b]` → yield c. Three tokens, two decode
+# steps.
+
+
+# %% answer="01.5"
+def generate(decoder, cache, prompt, count):
+    """Yield `count` greedy next tokens (int) after `prompt`, int64 [t]; `cache` is empty and large enough."""
+    ### BEGIN SOLUTION
+    logits = decoder.prefill(prompt[None], cache)
+    for step in range(count):
+        token = int(logits.argmax())
+        yield token
+        if step < count - 1:
+            logits = decoder.decode(torch.tensor([token], device=logits.device), cache)
+    ### END SOLUTION
+
+
+# %% test="01.5" points=4
+from helpers import check
+
+check.grade("01.5", generate)
+
+
+### BEGIN HIDDEN TESTS
+class Script:
+    """Stands for a decoder: its next token is the newest token plus the number of tokens seen, modulo 50."""
+
+    seen = steps = 0
+    device = torch.device("cpu")
+
+    def prefill(self, tokens, cache):
+        self.seen += tokens.shape[1]
+        return torch.eye(50)[[(int(tokens[0, -1]) + self.seen) % 50]]
+
+    def decode(self, tokens, cache):
+        self.seen, self.steps = self.seen + 1, self.steps + 1
+        return torch.eye(50)[(tokens.reshape(-1) + self.seen) % 50]
+
+
+script, room = Script(), FullCache(get("SmolLM2-135M"), capacity=8)
+assert [int(token) for token in generate(script, room, torch.tensor([3, 1, 4]), 5)] == [7, 11, 16, 22, 29]
+assert script.steps == 4
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ### 1.6 TTFT and TPOT from timestamps
+#
+# *Two dashboards show different TPOT for the same server. Who is right?*
+#
+# A benchmark client knows when it sent the request, and when each chunk of the stream arrived with how many
+# tokens in it. Then
+#
+# $$\text{TTFT} = t_\text{first token} - t_\text{sent}, \qquad
+# \text{TPOT} = \frac{\text{E2E} - \text{TTFT}}{n - 1}, \qquad
+# \text{E2E} = t_\text{last token} - t_\text{sent}$$
+#
+# for n tokens in all: n tokens have n − 1 gaps. Real clients got this wrong: one entered TTFT as the first
+# gap ([vllm#7242](https://github.com/vllm-project/vllm/issues/7242)), one divided by chunks where a chunk
+# held several tokens ([sglang#12064](https://github.com/sgl-project/sglang/pull/12064): 8.72 ms shown, 3.20
+# ms true), one started the clock at the wrong chunk
+# ([FastDeploy#8113](https://github.com/PaddlePaddle/FastDeploy/pull/8113)).
+#
+# Example: sent at 10.0 s, chunks `[(10.5, 1), (10.6, 2), (10.7, 2)]` → TTFT 0.5 s, TPOT 0.2 / 4 = 0.05 s.
+
+
+# %% answer="01.6"
+def latency(sent, chunks):
+    """(TTFT, TPOT) in seconds.
+
+    sent: when the request left, seconds. chunks: [(arrival in seconds, tokens in the chunk), ...] in order.
+    A chunk may hold 0 tokens (a header, a keep-alive). TPOT of a single token is float("nan").
+    """
+    ### BEGIN SOLUTION
+    arrivals = [(at, tokens) for at, tokens in chunks if tokens]
+    first, last = arrivals[0][0], arrivals[-1][0]
+    count = sum(tokens for _, tokens in arrivals)
+    tpot = (last - first) / (count - 1) if count > 1 else float("nan")
+    return first - sent, tpot
+    ### END SOLUTION
+
+
+# %% test="01.6" points=3
+from helpers import check
+
+check.grade("01.6", latency)
+### BEGIN HIDDEN TESTS
+answer = [float(x) for x in latency(3.0, [(3.1, 0), (3.25, 1), (3.35, 3), (3.45, 2), (9.0, 0)])]
+assert abs(answer[0] - 0.25) < 1e-9 and abs(answer[1] - 0.04) < 1e-9
+answer = [float(x) for x in latency(1.0, [(1.5, 1)])]
+assert abs(answer[0] - 0.5) < 1e-9 and answer[1] != answer[1]
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ### 1.7 A model of the whole request
+#
+# *Which phase will this customer pay for?*
+#
+# Turn 1.1 to 1.4 into a function for any model, prompt, answer and batch. You are given counters that look
+# at real tensors:
+#
+# - `prefill_flops(g, prompt)`: FLOPs of one sequence's prefill, attention included;
+# - `weight_bytes(g)`: bytes of weights that one step reads, bf16;
+# - `kv_bytes(g, tokens)`: bytes that a cache of so many tokens holds, one sequence, bf16.
+#
+# The prefill produces the first token. Each later token takes one decode step, and step i (1, 2, …, outputs
+# − 1) reads the weights once for the whole batch, and for each sequence a cache that by then holds prompt +
+# i tokens. Prefill is limited by arithmetic, decode by reading.
+
+
+# %% answer="01.7"
+def phases(g, prompt, outputs, batch, flops_per_second, bytes_per_second):
+    """(prefill seconds, decode seconds) of `batch` equal requests served together on geometry g."""
+    ### BEGIN SOLUTION
+    prefill = batch * prefill_flops(g, prompt) / flops_per_second
+    steps = outputs - 1
+    cached_tokens = steps * prompt + steps * (steps + 1) / 2
+    read = steps * weight_bytes(g) + batch * kv_bytes(g, 1) * cached_tokens
+    return prefill, read / bytes_per_second
+    ### END SOLUTION
+
+
+# %% test="01.7" points=3
+from helpers import check
+
+check.grade("01.7", phases)
+### BEGIN HIDDEN TESTS
+answer = [float(x) for x in phases(get("Llama-3.1-8B"), 1024, 128, 1, 1.872e14, 1.6312e12)]
+assert abs(answer[0] / 0.07783 - 1) < 0.01 and abs(answer[1] / 1.1797 - 1) < 0.01
+answer = [float(x) for x in phases(get("Llama-3.1-8B"), 8192, 3, 16, 1.872e14, 1.6312e12)]
+assert abs(answer[0] / 11.277 - 1) < 0.01 and abs(answer[1] / 0.039473 - 1) < 0.01
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## Measure
+#
+# Now your own device, with a real model: SmolLM2-135M, fp32 weights. First the prediction, from the device
+# card: a prompt of P tokens takes as long as the slower of its arithmetic and one pass over the weights.
+
+# %%
+from helpers import device as devices
+from helpers import pretrained, text
+from helpers.timing import Clock
+
+where = devices.pick(device)
+card = devices.card(where)
+card.show()
+
+# %%
+decoder, tokenizer = pretrained.load(device=where)
+g = decoder.geometry
+clock = Clock(where)
+prompts = [1, 4, 16, 64, 256] if budget == "quick" else [1, 4, 16, 64, 256, 1024]
+words = text.tokens(prompts[-1], tokenizer).to(where)
+print(f"{g.name}: a step reads {decoder.weight_bytes / 1e6:,.0f} MB of weights")
+print(f"Ridge of this device in float32: {4 / 2 * card.ridge():.0f} tokens in one pass")
+
+# %%
+predicted = [n / card.floor_seconds(decoder.weight_bytes, prefill_flops(g, n)) for n in prompts]
+for n, rate in zip(prompts, predicted, strict=True):
+    estimates.predict(f"01.prefill_tokens_per_second_{n}", rate, "tokens/s")
+
+
+# %%
+def prefill_step(count):
+    """A zero-argument prefill of `count` tokens into a cache that is emptied first."""
+    cache = FullCache(g, capacity=count, device=where)
+
+    def step():
+        cache.rewind(0)
+        return decoder.prefill(words[None, :count], cache)
+
+    return step
+
+
+seconds = 6 if budget == "quick" else 30
+timed = clock.sweep({n: prefill_step(n) for n in prompts}, seconds, min_samples=5, label="prefill")
+print(*(f"{n:5,} tokens: {t}" for n, t in timed.items()), sep="\n")
+
+# %%
+measured = [n / timed[n].median for n in prompts]
+spread = [n / timed[n].median ** 2 * timed[n].spread for n in prompts]
+plots.prediction(
+    None, prompts, predicted, measured, spread, xlabel="prompt (tokens)", ylabel="prefill rate (tokens/s)",
+    title=f"Prefill, {g.name}, {card.name}", xlog=True, ylog=True,
+)  # fmt: skip
+for n, rate in zip(prompts, measured, strict=True):
+    estimates.measured(f"01.prefill_tokens_per_second_{n}", rate, residual="small kernels, attention, launches")
+
+# %% [markdown]
+# Read the picture from the left. One token at a time is slow, because each token pays for a whole pass over
+# the weights. A few more tokens share the pass, so the rate climbs. Then the line bends: arithmetic has
+# taken over, and a longer prompt takes proportionally longer. The bend is the ridge of *your* device: 153
+# tokens on an A100 in bf16, a handful on a laptop's CPU in fp32, which multiplies slowly for the speed at
+# which it reads.
+#
+# The gap below the line is the **residual**. The card's rates come from one large read and one large
+# product. A 135M-parameter model makes hundreds of small ones, each with its own start, and attention,
+# norms and Python between them.
+#
+# ### The same bend in decode: batch
+#
+# A batch of B sequences shares a pass over the weights just as B tokens of a prompt do. Only their caches
+# are their own.
+
+# %%
+from helpers.experiments import DecodeStep
+
+batches = [1, 2, 4, 8, 16]
+points = {b: DecodeStep(decoder, FullCache(g, capacity=130, batch=b, device=where)) for b in batches}
+floors = {b: point.bytes_at(128) / card.read_bytes_per_second for b, point in points.items()}
+seconds = 4 if budget == "quick" else 20
+steps = clock.sweep({b: p.at(128) for b, p in points.items()}, seconds, floors=floors, label="decode")
+print(*(f"batch {b:2}: {t}" for b, t in steps.items()), sep="\n")
+
+# %%
+from helpers.geometry import decode_flops
+
+flops = {b: decode_flops(g, 129, batch=b) for b in batches}
+floor = [b / card.floor_seconds(points[b].bytes_at(128), flops[b]) for b in batches]
+rates = [b / steps[b].median for b in batches]
+widths = [b / steps[b].median ** 2 * steps[b].spread for b in batches]
+plots.prediction(
+    None, batches, floor, rates, widths, xlabel="batch (sequences)", ylabel="decode rate (tokens/s)",
+    title=f"Decode at 128 tokens of context, {g.name}", xlog=True,
+)  # fmt: skip
+estimates.predict("01.decode_ms_batch_1", 1e3 * floors[1], "ms")
+estimates.measured("01.decode_ms_batch_1", steps[1].ms, residual="norms, launches, Python between kernels")
+
+# %% [markdown]
+# Left of the bend a larger batch is nearly free: twice the tokens for the same pass over the weights. It
+# helps the server, not the single user, who still waits a whole step for each token.
+#
+# ### Both phases under one roof
+#
+# Your points, as FLOPs done each second over FLOPs for each byte. A point on the roof gets all that the
+# device can give. How far *right* a point lies is decided by the phase and the batch, not by the code.
+
+# %%
+roof = {f"prefill {n}": (prefill_flops(g, n) / decoder.weight_bytes, prefill_flops(g, n) / timed[n].median)
+        for n in prompts[1:]}  # fmt: skip
+roof |= {f"decode, batch {b}": (flops[b] / points[b].bytes_at(128), flops[b] / steps[b].median) for b in (1, 4, 16)}
+ax = plots.roofline(None, card, roof)
+
+# %% [markdown]
+# ### What the cache saves
+#
+# Your `generate` against the way without a cache, which reads the whole text again for every token. Same
+# model, same prompt. The tokens must be identical: a cache is an optimisation, not an approximation.
+#
+# First what your `phases` expects of it. `phases` counts two bytes an element and this model has four, so
+# it gets half the bandwidth.
+
+# %%
+question = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
+prompt = torch.tensor(tokenizer.encode(question).ids, device=where)
+count = 24 if budget == "quick" else 128
+expected = phases(g, len(prompt), count, 1, card.rate("float32"), card.read_bytes_per_second / 2)
+estimates.predict("01.ttft_ms", 1e3 * expected[0], "ms")
+estimates.predict("01.tpot_ms", 1e3 * expected[1] / (count - 1), "ms")
+
+
+# %%
+def recompute(decoder, prompt, count):
+    """Greedy tokens without a KV cache: each comes from a prefill of everything so far."""
+    for _ in range(count):
+        scratch = FullCache(g, capacity=len(prompt), device=where)
+        token = int(decoder.prefill(prompt[None], scratch).argmax())
+        yield token
+        prompt = torch.cat([prompt, torch.tensor([token], device=where)])
+
+
+# %%
+def stamped(stream):
+    """(tokens, seconds from the start to each, TTFT, TPOT) of a stream of tokens; times in seconds."""
+    sent = time.perf_counter()
+    chunks = [(token, time.perf_counter()) for token in stream]
+    ttft, tpot = latency(sent, [(at, 1) for _, at in chunks])
+    print(f"TTFT {1e3 * ttft:6.1f} ms    TPOT {1e3 * tpot:6.1f} ms")
+    return [token for token, _ in chunks], [at - sent for _, at in chunks], ttft, tpot
+
+
+# %%
+room = len(prompt) + count
+list(generate(decoder, FullCache(g, room, device=where), prompt, 2))  # the first call warms the kernels up
+cached, cached_at, ttft, tpot = stamped(generate(decoder, FullCache(g, room, device=where), prompt, count))
+again, again_at, _, _ = stamped(recompute(decoder, prompt, count))
+assert cached == again, "the cache changed the answer"
+print(tokenizer.decode(cached))
+estimates.measured("01.ttft_ms", 1e3 * ttft, residual="small products, norms, launches")
+estimates.measured("01.tpot_ms", 1e3 * tpot, residual="norms, launches, Python between kernels")
+
+# %%
+line = [expected[0] + n * expected[1] / (count - 1) for n in range(count)]
+times = {"with a KV cache": cached_at, "recomputed": again_at, "predicted by phases": line}
+plots.curve(
+    None, range(1, count + 1), times, xlabel="output (tokens)", ylabel="time since the request (s)",
+    title=f"{len(prompt)}-token prompt, {g.name}",
+)  # fmt: skip
+estimates.report("01")
+
+# %% [markdown]
+# Which of the two is further from its prediction? Most often TTFT. Fifteen tokens are near the ridge of a
+# CPU and far below that of a GPU, so arithmetic alone is the wrong limit for a prompt this short, and every
+# product is small. `phases` was made for prompts of hundreds of tokens.
+#
+# ## Explain
+#
+# ### "Prefill dominates under 1k tokens, decode beyond 4k"
+#
+# A rule of thumb that names prompt lengths only. Your `phases` can test it, on Llama-3.1-8B and an A100 at
+# 60 % of its arithmetic and 80 % of its bandwidth: decode's share of the request, in per cent.
+
+# %%
+llama, a100 = get("Llama-3.1-8B"), {"flops_per_second": 0.6 * 312e12, "bytes_per_second": 0.8 * 2.039e12}
+contexts, answers = [512, 1024, 4096, 8192, 32768], [8, 32, 128, 512, 2048]
+share = [[100 * d / (p + d) for p, d in (phases(llama, c, n, 1, **a100) for c in contexts)] for n in answers]
+ax = plots.heat(
+    None, share, answers, [f"{c:,}" for c in contexts], xlabel="prompt (tokens)", ylabel="output (tokens)",
+    unit="decode's share of the time (%)", form="{:.0f}", title="Llama-3.1-8B, A100, batch 1",
+)  # fmt: skip
+
+# %% [markdown]
+# Follow a row: for a fixed answer, a longer prompt makes **prefill** more important, the opposite of the
+# rule. With 128 output tokens decode takes 94 % of the time at 1k, 79 % at 4k, 64 % at 8k and 28 % at 32k.
+# Follow a column: what decides is the length of the *answer*. Decode passes prefill after 10 output tokens
+# at 1k, and after 73 at 8k. So the rule cannot be saved by other thresholds: it lacks the variable that
+# matters.
+#
+# ### "50 % utilisation in prefill, 5 % in decode"
+#
+# Measured on an A100 by a vLLM user ([vllm#42058](https://github.com/vllm-project/vllm/issues/42058)):
+# Qwen3-8B in bf16, eight requests at a time. TTFT, and decode tokens a second over all eight.
+
+# %%
+from helpers import data
+
+qwen = get("Qwen3-8B")
+rows = [row for row in data.measurement("vllm-a100-fp8-phase")["data"] if "prefill" in row]
+for row in rows:
+    tokens, step = row["prefill"], 8 / row["dec_bf16"]
+    prefill_use = 8 * prefill_flops(qwen, tokens) / row["ttft_bf16"] / 312e12
+    decode_use = decode_flops(qwen, tokens, batch=8) / step / 312e12
+    floor_ms = 1e3 * (weight_bytes(qwen) + 8 * kv_bytes(qwen, tokens)) / 2039e9
+    print(f"{tokens:6,} tokens: prefill {prefill_use:4.0%} of peak   decode {decode_use:5.1%}, "
+          f"{1e3 * step:.1f} ms a step; from bytes {floor_ms:.1f} ms")  # fmt: skip
+
+# %% [markdown]
+# Prefill reaches 67 to 70 % (if the eight prompts are prefilled together), better than the rule. Decode
+# reaches 1.1 % to 1.7 %, at batch 8, where bytes alone would allow two to four times as much. You predicted
+# 0.65 % for one sequence at full bandwidth; 5 % takes eight sequences and a perfect engine.
+#
+# **The inconvenient part** is the last column. A step takes 35 to 36 ms at every context, while the bytes
+# double from 8 to 17 ms. This server ran with `enforce_eager`: it launches every small kernel from Python,
+# and the GPU waits for the launches. Here neither arithmetic nor bytes explain the time. No lever of this
+# course that shrinks bytes would help until that is mended. Always compare a measured step with its byte
+# floor first.
+#
+# ### From bytes to tokens per second
+#
+# gpt-fast compiles the whole step, so launches vanish. Its README gives tokens a second at batch 1 on an
+# A100. Take *one* of its rows, Llama-2-7B in bf16, read the machine's rate off it, and predict two others
+# from their bytes: another model, and the same model in int8.
+
+# %%
+table = {(row["model"], row["prec"]): row["tok_s"] for row in data.measurement("gptfast-a100")["data"]}
+rows = [("Llama-2-7B", "bf16"), ("Llama-3.1-8B", "bf16"), ("Llama-2-7B", "int8")]
+names = {"Llama-2-7B": "Llama-2-7b-hf", "Llama-3.1-8B": "Llama-3.1-8B"}
+element = {"bf16": torch.bfloat16, "int8": torch.int8}
+# 208 tokens of cache, always read whole: gpt-fast allocates 5 + 200 and rounds up to a multiple of 8.
+step_gb = {row: (weight_bytes(get(names[row[0]]), element[row[1]]) + kv_bytes(get(names[row[0]]), 208)) / 1e9
+           for row in rows}  # fmt: skip
+rate = table[rows[0]] * step_gb[rows[0]]  # GB/s
+print(f"{step_gb[rows[0]]:.2f} GB a step × {table[rows[0]]} tokens/s = {rate:,.0f} GB/s")
+
+# %%
+guesses = [rate / step_gb[row] for row in rows]
+plots.bars(
+    None, [" ".join(row) for row in rows], {"from bytes": guesses, "published": [table[row] for row in rows]},
+    ylabel="decode rate (tokens/s)", title="gpt-fast, batch 1, A100 (the first pair is the fitted one)",
+)  # fmt: skip
+for row, guess in zip(rows, guesses, strict=True):
+    print(f"{' '.join(row):18} {step_gb[row]:5.2f} GB   {guess:5.1f} expected, {table[row]} published")
+
+# %% [markdown]
+# Another model, with other layers, heads and vocabulary: 1 % off. One number for the machine and one for
+# the model are enough. That is the invariant of this course: **a decode step takes as long as the bytes it
+# must stream.** So far those bytes were almost all weights. Unit 02 adds the part that grows.
+#
+# int8 is the honest counterexample: half the bytes, and only 1.48 times as fast where bytes promise 1.98.
+# What is not reading (unpacking int8, the small kernels between) weighs more when fewer bytes are left. A
+# lever works *as far as* it shrinks what the step waits for, and not further.
+#
+# ### And without a cache?
+#
+# "Without a cache, each step recomputes attention over everything." True, and too mild: it recomputes
+# everything, the projections and the MLP of every earlier token too. For Llama-3.1-8B at 8,192 tokens that
+# is 1.3e14 FLOPs instead of 1.9e10, about 6,800 times as many. With a cache, old rows are never computed
+# again; the new token only *reads* them. The rest of the course is about that reading.
+
+# %%
+estimates.ledger(
+    "01", "keep a KV cache", tpot="÷ thousands in FLOPs at 8k: from a prefill to one pass over the bytes",
+    ttft="unchanged", memory="+131 kB a token (Llama-3.1-8B, bf16)", quality="identical tokens",
+)  # fmt: skip
