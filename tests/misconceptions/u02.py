@@ -1,0 +1,187 @@
+"""Known wrong answers of unit 02, and other right ones."""
+
+RIGHT_SIX = """
+kv_bytes_of = {
+    "Llama-2-7b-hf": 524_288,
+    "Llama-3.1-8B": 131_072,
+    "Llama-3.1-70B": 327_680,
+    "Qwen3-4B": 147_456,
+    "Mixtral-8x7B-v0.1": 131_072,
+    "SmolLM2-135M": 23_040,
+}
+"""
+
+
+def six(**changes):
+    return RIGHT_SIX + "\n".join(
+        f'kv_bytes_of["{name.replace("_", "-")}"] = {value}' for name, value in changes.items()
+    )
+
+
+def equal(llama2, llama3):
+    return f'tokens_where_equal = {{"Llama-2-7b-hf": {llama2}, "Llama-3.1-8B": {llama3}}}'
+
+
+def kv(body):
+    return f"def kv_bytes_per_token(geometry, bytes_per_element=2):\n    g = geometry\n    return {body}"
+
+
+def tpot(body):
+    head = "def tpot_seconds(weight_bytes, kv_bytes_per_token, context, batch, bandwidth, overhead=0.0):"
+    return f"{head}\n    W, k = weight_bytes, kv_bytes_per_token\n    return {body}"
+
+
+def line(body):
+    lines = [
+        "x, y = np.array(contexts, float), np.array(seconds, float)",
+        "dx, dy = x - x.mean(), y - y.mean()",
+        *body,
+    ]
+    return "def fit_line(contexts, seconds):\n" + "\n".join("    " + text for text in lines)
+
+
+def read(bandwidth, overhead="intercept - weight_bytes / bandwidth", result="bandwidth, overhead"):
+    head = "def bandwidth_and_overhead(slope, intercept, weight_bytes, kv_bytes_per_token, batch=1):"
+    return f"{head}\n    bandwidth = {bandwidth}\n    overhead = {overhead}\n    return {result}"
+
+
+def claim(mha=1.537, gqa=1.068, batch_mha=3.93, batch_gqa=31.4):
+    return (
+        f'incident = {{"factor at batch 1, MHA": {mha}, "factor at batch 1, GQA-8": {gqa}, '
+        f'"batch for 3 times, MHA": {batch_mha}, "batch for 3 times, GQA-8": {batch_gqa}}}'
+    )
+
+
+WRONG = {
+    "02.1": [
+        ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "forgot V"),
+        (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-8B"] = 2 * 32 * 32 * 128 * 2', "query heads"),
+        (RIGHT_SIX + 'kv_bytes_of["Qwen3-4B"] = 2 * 36 * 8 * 80 * 2', "head_dim"),
+        (RIGHT_SIX + 'kv_bytes_of["Mixtral-8x7B-v0.1"] = 8 * 131_072', "experts"),
+        ("kv_bytes_of = {name: value * 8 for name, value in kv_bytes_of.items()}", "bits"),
+        (RIGHT_SIX + 'kv_bytes_of["SmolLM2-135M"] = 2 * 3 * 64 * 2', "one layer"),
+        (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-70B"] = "327680"', "without quotes"),
+        (RIGHT_SIX + 'del kv_bytes_of["Qwen3-4B"]', "has lost its entry"),
+    ],
+    "02.2": [
+        (equal("6.738e9 * 2 / 524_288", 114_515), "input embedding"),
+        (equal(25_204, "8.030e9 * 2 / 131_072"), "input embedding"),
+        (equal("2 * 25_204", "2 * 114_515"), "forgot V"),
+        (equal(25_204, "7.505e9 / 131_072"), "not bytes"),
+        (equal(25_204, "7.505e9 * 2 / (4 * 131_072)"), "query heads"),
+        (equal("32 * 25_204", 114_515), "one layer"),
+        (equal("-25_204", 114_515), "sign"),
+    ],
+    "02.3": [
+        ("largest_batch = int((24e9 - 7.505e9 * 2) / (4_096 * 131_072))", "takes up memory"),
+        ("largest_batch = 15", "rounded up"),
+        ("largest_batch = (24e9 - 8.030e9 * 2) / (4_096 * 131_072)", "round down"),
+        ("largest_batch = (24 * 2**30 - 16.06e9) // (4_096 * 131_072)", "1 GB is 1e9"),
+        ("largest_batch = 24e9 // (4_096 * 131_072)", "forgot the weights"),
+        ("largest_batch = (24e9 - 16.06e9) // (4_096 * 65_536)", "forgot V"),
+        ("largest_batch = int((24e9 - 16.06e9) / (4_096 * 524_288))", "query heads"),
+        ("largest_batch = int((24e9 - 8.03e9) / (4_096 * 131_072))", "1 byte for a bfloat16 parameter"),
+    ],
+    "02.4": [
+        (kv("g.layers * g.kv_heads * g.head_dim * bytes_per_element"), "forgot V"),
+        (kv("2 * g.layers * g.q_heads * g.head_dim * bytes_per_element"), "query heads"),
+        (
+            kv("2 * g.layers * g.kv_heads * (g.hidden // g.q_heads) * bytes_per_element"),
+            "hidden / query heads",
+        ),
+        (kv("2 * g.kv_heads * g.head_dim * bytes_per_element"), "one layer"),
+        (kv("2 * g.layers * g.kv_heads * g.head_dim * 2"), "ignored bytes_per_element"),
+        (kv("2 * g.layers * g.kv_heads * g.head_dim * bytes_per_element * 8"), "bits"),
+        (kv("2 * g.layers * g.hidden * bytes_per_element"), "hidden size"),
+        (kv("2 * g.layers * g.kv_heads * g.head_dim * int(bytes_per_element)"), "int4"),
+        (kv("2 * g.n_layers * g.kv_heads * g.head_dim * 2"), "AttributeError"),
+        (kv("print(g.layers)"), "returns None"),
+    ],
+    "02.5": [
+        (tpot("(W + context * k) / bandwidth + overhead"), "forgot the batch"),
+        (tpot("batch * (W + context * k) / bandwidth + overhead"), "read once for all"),
+        (tpot("W / bandwidth + overhead"), "left the cache out"),
+        (tpot("batch * context * k / bandwidth + overhead"), "left the weights out"),
+        (tpot("1e3 * ((W + batch * context * k) / bandwidth + overhead)"), "milliseconds"),
+        (tpot("(W + batch * context * k) / bandwidth / batch"), "waits for the whole step"),
+        (tpot("(W + batch * context * k) / bandwidth"), "left the overhead out"),
+        (tpot("(W + batch * context * k) / bandwidth + batch * overhead"), "once for each sequence"),
+        (tpot("(W + batch * context * k) * bandwidth"), "multiplied by the bandwidth"),
+    ],
+    "02.6": [
+        (
+            line(["slope = (dx * dy).sum() / (dx**2).sum()", "return y.mean() - slope * x.mean(), slope"]),
+            "slope comes first",
+        ),
+        (
+            line(["slope = (y[-1] - y[0]) / (x[-1] - x[0])", "return slope, y[0] - slope * x[0]"]),
+            "first and the last",
+        ),
+        (line(["slope = (dx * dy).sum() / (dx**2).sum()", "return slope, y[0]"]), "first measured time"),
+        (
+            line(["slope = (dy**2).sum() / (dx * dy).sum()", "return slope, y.mean() - slope * x.mean()"]),
+            "fitted the context",
+        ),
+        (
+            line(["slopes = np.diff(y) / np.diff(x)", "return slopes.mean(), y[0] - slopes.mean() * x[0]"]),
+            "neighbours",
+        ),
+        (line(["return (dx * dy).sum() / (dx**2).sum()"]), "return two numbers"),
+    ],
+    "02.7": [
+        (read("kv_bytes_per_token / slope"), "forgot the batch"),
+        (read("kv_bytes_per_token / (batch * slope)"), "divided by the batch"),
+        (read("slope / kv_bytes_per_token"), "upside down"),
+        (read("weight_bytes / intercept"), "slope holds nothing but"),
+        (read("batch * kv_bytes_per_token / slope", "intercept"), "whole intercept"),
+        (read("batch * kv_bytes_per_token / slope", "weight_bytes / bandwidth"), "time of the weights"),
+        (
+            read("batch * kv_bytes_per_token / slope", "intercept - batch * weight_bytes / bandwidth"),
+            "once for all",
+        ),
+        (read("batch * kv_bytes_per_token / slope", result="overhead, bandwidth"), "bandwidth comes first"),
+        (read("batch * kv_bytes_per_token / slope", result="bandwidth"), "return two numbers"),
+    ],
+    "02.8": [
+        (claim(mha=30), "cache alone"),
+        (claim(gqa=3), "was reported"),
+        (claim(mha=0.537), "without the 1"),
+        (claim(mha=1 / 1.537), "upside down"),
+        (claim(gqa=42.7), "a factor is asked for"),
+        (claim(batch_mha=3 * 139.0e9 / (30_000 * 2_621_440)), "three times the weights"),
+        (claim(batch_gqa=2 * 139.0e9 / (30_000 * 327_680)), "out of the start"),
+        (claim(batch_gqa=2 * 139.0e9 / (29_000 * 327_680)), "tripled whole"),
+        (claim(batch_mha=139.0e9 / (30_000 * 2_621_440)), "doubles TPOT"),
+    ],
+}
+
+RIGHT = {
+    "02.1": [
+        RIGHT_SIX,
+        "kv_bytes_of = {name: np.float64(value) for name, value in kv_bytes_of.items()}",
+        "from helpers.geometry import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
+    ],
+    "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0")],
+    "02.3": ["largest_batch = 14.0", "largest_batch = (24e9 - 16.06e9) // (4_096 * 131_072)"],
+    "02.4": [
+        kv("sum(2 * g.kv_heads * g.head_dim * bytes_per_element for _ in range(g.layers))"),
+        kv("np.float64(2 * g.layers * g.kv_heads * g.head_dim * bytes_per_element)"),
+    ],
+    "02.5": [
+        tpot("overhead + W / bandwidth + context * (k * batch / bandwidth)"),
+        tpot("np.float64(W + batch * context * k) / bandwidth + overhead"),
+    ],
+    "02.6": [
+        line(["return np.polyfit(x, y, 1)"]),
+        line(["return np.linalg.lstsq(np.stack([x, x * 0 + 1], 1), y, rcond=None)[0].tolist()"]),
+        "import statistics\n"
+        "def fit_line(contexts, seconds):\n"
+        "    fit = statistics.linear_regression(contexts, seconds)\n"
+        "    return fit.slope, fit.intercept",
+    ],
+    "02.7": [
+        read("1 / (slope / kv_bytes_per_token / batch)"),
+        read("np.float64(batch * kv_bytes_per_token / slope)", result="np.array([bandwidth, overhead])"),
+    ],
+    "02.8": [claim(), claim(1.54, 1.07, 4, 31)],
+}
