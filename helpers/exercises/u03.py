@@ -1,0 +1,473 @@
+"""Checks of unit 03: who shares a key, and how many bytes that saves."""
+
+import torch
+import torch.nn.functional as F
+
+from helpers.check import call, choice, close, exercise, number, require
+from helpers.geometry import MLA, get, kv_bytes
+from helpers.traffic import Traffic
+
+SIX = (
+    "Llama-2-7b-hf",
+    "Llama-4-Maverick-17B-128E",
+    "gpt-oss-120b",
+    "falcon-7b",
+    "DeepSeek-V2-Lite",
+    "DeepSeek-V3",
+)
+
+
+def expanded_row(mla: MLA, heads: int) -> int:
+    """Elements of a layer and token when every head's key and value are stored, as without the latent."""
+    return heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+
+
+def repeat_kv_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Decode attention that copies each KV head once per query head first; shapes as in exercise 03.4."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(q[:, :, None], k, v)[:, :, 0]
+
+
+def _entries(answer, names, what):
+    require(isinstance(answer, dict), f"{what} has to stay a dict with a number for each name.")
+    missing = [name for name in names if name not in answer]
+    require(not missing, f"{what} has lost its entry {missing[:1]}.")
+    return [(name, answer[name]) for name in names]
+
+
+@exercise("03.1")
+def check_kv_bytes_of(kv_bytes_of):
+    for name, value in _entries(kv_bytes_of, SIX, "kv_bytes_of"):
+        g = get(name)
+        expect = kv_bytes(g, tokens=1)
+        if g.mla:
+            heads, latent, rotary = g.q_heads, g.mla.kv_lora_rank, g.mla.qk_rope_head_dim
+            per = 2 * g.layers
+            slips = {
+                "You stored the latent alone. The rotary key cannot be folded into it and is cached beside it: "
+                "kv_lora_rank + qk_rope_head_dim elements.": per * latent,
+                "That is K and V of every head, which MLA does not store: one latent and one rotary key, shared by "
+                "all heads.": per * expanded_row(g.mla, heads),
+                "You took the latent two times. It serves as key and as value at once, and is stored once.": [
+                    2 * per * (latent + rotary),
+                    per * (2 * latent + rotary),
+                ],
+                "You gave each head its own row; latent and rotary key are shared by all heads.": heads * expect,
+                "You gave each head its own rotary key; all heads share one.": per * (latent + heads * rotary),
+            }
+        else:
+            slips = {
+                "You forgot V: a token leaves a key and a value.": expect / 2,
+                "You forgot the layers: each has a cache of its own.": expect / g.layers,
+            }
+            if g.group_size > 1:
+                slips["You counted query heads. They share KV heads, and only KV heads are stored."] = (
+                    expect * g.group_size
+                )
+            if g.hidden // g.q_heads != g.head_dim:
+                slips["You took hidden / query heads as head_dim. Here head_dim is a number of its own."] = (
+                    expect * (g.hidden // g.q_heads) / g.head_dim
+                )
+        number(value, expect, unit="bytes", rel=1e-6, slips=slips, name=name)
+
+
+@exercise("03.2")
+def check_times_smaller(times_smaller):
+    m, heads = get("DeepSeek-V3").mla, get("DeepSeek-V3").q_heads
+    row, maverick = m.kv_lora_rank + m.qk_rope_head_dim, get("Llama-4-Maverick-17B-128E")
+    own = expanded_row(m, heads) / row
+    gqa8, mqa = 2 * 8 * 128 / row, 2 * 1 * 128 / row
+    upside_down = "That is the inverse: give cache without ÷ cache with."
+    latent_only = "You left the 64 elements of the rotary key out of the latent row: 576, not 512."
+    checks = {
+        "Maverick: GQA over MHA": (
+            maverick.group_size,
+            {
+                "8 is the number of KV heads. The factor is query heads ÷ KV heads.": 8,
+                upside_down: 1 / maverick.group_size,
+            },
+        ),
+        "V3: MLA over its own 128 heads": (
+            own,
+            {
+                "128 is the number of heads; their rows are not as wide as the latent's.": heads,
+                "You gave keys 128 elements. Each head's key also has its rotary part: 128 + 64.": heads * 256 / row,
+                "You forgot the values of the 128 heads.": heads * 192 / row,
+                latent_only: own * row / m.kv_lora_rank,
+                upside_down: 1 / own,
+            },
+        ),
+        "V3: MLA over GQA-8": (
+            gqa8,
+            {
+                "You forgot that GQA stores K and V.": gqa8 / 2,
+                latent_only: gqa8 * row / m.kv_lora_rank,
+                "You compared with all 128 heads; the baseline here has 8 KV heads.": 16 * gqa8,
+                upside_down: 1 / gqa8,
+            },
+        ),
+        "V3: MLA over MQA": (
+            mqa,
+            {
+                "You forgot that MQA stores K and V.": mqa / 2,
+                latent_only: mqa * row / m.kv_lora_rank,
+                "That is the inverse. MQA's row is the *smaller* one, so the factor is below 1.": 1 / mqa,
+            },
+        ),
+    }
+    for name, value in _entries(times_smaller, checks, "times_smaller"):
+        expect, slips = checks[name]
+        number(value, expect, rel=5e-3, unit="times", slips=slips, name=name)
+
+
+@exercise("03.3")
+def check_saved_percent(saved_percent):
+    before, after = kv_bytes(get("DeepSeek-LLM-67B"), 1), kv_bytes(get("DeepSeek-V2"), 1)
+    checks = {"both bfloat16": after, "V2 at 6 bits": after * 6 / 16}
+    for name, value in _entries(saved_percent, checks, "saved_percent"):
+        left = checks[name]
+        slips = {
+            "That is what is left; the saving is 100 minus that.": 100 * left / before,
+            "Per cent are asked for, not a fraction.": 1 - left / before,
+            "That is how many times smaller it is, not per cent saved.": before / left,
+            "You forgot that the two models have different numbers of layers, 60 and 95.": 100
+            * (1 - left / before * 95 / 60),
+            "You forgot V in DeepSeek-67B's cache.": 100 * (1 - 2 * left / before),
+            "You left out the rotary key: a row of V2 has 512 + 64 elements.": 100 * (1 - left / before * 512 / 576),
+        }
+        if name == "V2 at 6 bits":
+            slips["You did not use the 6 bits: this is the saving at equal precision."] = 100 * (1 - after / before)
+            slips["You used 8 bits; the paper's cache has 6 on average."] = 100 * (1 - after / 2 / before)
+        number(value, 100 * (1 - left / before), absolute=0.06, rel=0, unit="%", slips=slips, name=name)
+
+
+def _random(*shapes, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@exercise("03.4")
+def check_grouped_attention(fn):
+    # One sequence with large scores first, so that every slip shows far above rounding.
+    batch, q_heads, kv_heads, context, width = 2, 6, 2, 11, 16
+    q, k, v = _random((batch, q_heads, width), (batch, kv_heads, context, width), (batch, kv_heads, context, width))
+    expect = repeat_kv_decode(q, k, v)
+    group = q_heads // kv_heads
+
+    def form(q=q, k=k, v=v, scale=width**-0.5, heads=None):
+        heads = heads or [head // group for head in range(q_heads)]
+        weights = ((q[:, :, None] * k[:, heads]).sum(-1) * scale).softmax(-1)
+        return (weights[..., None] * v[:, heads]).sum(2)
+
+    got = call(fn, q.clone(), k.clone(), v.clone())
+    close(
+        got,
+        expect,
+        rel=1e-6,
+        absolute=1e-8,
+        name="the output",
+        slips={
+            "You forgot to scale the scores by head_dim ** -0.5.": form(scale=1.0),
+            "You divided by head_dim; scores are divided by its square root.": form(scale=1 / width),
+            "Query heads went to the wrong KV heads: head i belongs to KV head i // group, so neighbours share. View "
+            "q as [batch, kv_heads, group, head_dim], in this order.": form(
+                heads=[head % kv_heads for head in range(q_heads)]
+            ),
+            "You softmaxed over the wrong axis: weights add up to 1 over the context.": _wrong_axis(q, k, v, group),
+            "You skipped the softmax.": _no_softmax(q, k, v, group),
+        },
+    )
+    q, k, v = _random((1, 4, width), (1, 4, 5, width), (1, 4, 5, width), seed=1)
+    close(
+        call(fn, q, k, v),
+        repeat_kv_decode(q, k, v),
+        rel=1e-6,
+        absolute=1e-8,
+        name="the output with group = 1",
+    )
+
+    heads, context, width = 16, 512, 64
+    q, k, v = _random((1, heads, width), (1, 2, context, width), (1, 2, context, width), dtype=torch.float32)
+    with Traffic(at_least=context * width) as seen:
+        fn(q, k, v)
+    require(
+        seen.largest < heads * context * width // 2,
+        f"right numbers, but an operation made a tensor of {seen.largest:,} elements, and K has {k.numel():,}: K or V "
+        "was expanded to one copy per query head (repeat_interleave, expand with reshape, and a broadcast "
+        "product all do it). Put the query heads of a group into the rows of one product instead.",
+    )
+    times = seen.bytes / (k.nbytes + v.nbytes)
+    require(
+        times < 1.9,
+        f"right numbers and nothing expanded, but K and V were read or copied {times:.0f} times. Let all query heads "
+        "of a group be rows of one matrix, so that one product serves them all.",
+    )
+    return f"K and V read {times:.0f} time, no copy"
+
+
+def _group_scores(q, k, v, group):
+    k = k.repeat_interleave(group, 1)
+    return (q[:, :, None] * k).sum(-1) * q.shape[-1] ** -0.5, v.repeat_interleave(group, 1)
+
+
+def _wrong_axis(q, k, v, group):
+    scores, v = _group_scores(q, k, v, group)
+    weights = scores.view(q.shape[0], -1, group, k.shape[2]).softmax(2).view_as(scores)
+    return (weights[..., None] * v).sum(2)
+
+
+def _no_softmax(q, k, v, group):
+    scores, v = _group_scores(q, k, v, group)
+    return (scores[..., None] * v).sum(2)
+
+
+@exercise("03.5")
+def check_repeat_traffic(repeat_traffic):
+    group = 8
+    q, k, v = (torch.empty(shape, device="meta") for shape in ((1, 16, 64), (1, 2, 4096, 64), (1, 2, 4096, 64)))
+    with Traffic(at_least=k.numel()) as seen:
+        repeated = [tensor.repeat_interleave(group, dim=1) for tensor in (k, v)]
+        scores = q[:, :, None] @ repeated[0].transpose(2, 3)
+        scores @ repeated[1]
+    expect = seen.bytes / (k.nbytes + v.nbytes)
+    number(
+        repeat_traffic,
+        expect,
+        rel=1e-6,
+        unit="times the bytes of the cache",
+        name="repeat_traffic",
+        slips={
+            "You counted the reading of the copies alone. They must first be made: 1 read, 8 written.": 8,
+            "You forgot that the copies are also written.": 9,
+            "You forgot that the cache itself is read to make the copies.": 16,
+            "That is the grouped form, which makes no copies.": 1,
+            "The cache in memory is 8 times smaller, but a step works on the copies.": 1 / 8,
+            "K and V are both in 'the bytes of the cache' already.": 34,
+        },
+    )
+
+
+def _mla_inputs(seed=0, dtype=torch.float64, batch=2, heads=3, context=7, nope=8, rotary=4, rank=16, value=6):
+    return _random(
+        (batch, heads, nope),
+        (batch, heads, rotary),
+        (batch, context, rank),
+        (batch, context, rotary),
+        (heads, nope, rank),
+        (heads, value, rank),
+        seed=seed,
+        dtype=dtype,
+    )
+
+
+def expanded_mla(q_nope, q_rope, latents, rope_keys, w_uk, w_uv, scale=None):
+    """MLA as its definition says: keys and values of every head, made from the latents.
+
+    Shapes as in exercise 03.7; returns [batch, heads, v_head_dim].
+    """
+    k = torch.einsum("bcr,hdr->bhcd", latents, w_uk)
+    k = torch.cat((k, rope_keys[:, None].expand(-1, k.shape[1], -1, -1)), dim=-1)
+    v = torch.einsum("bcr,hvr->bhcv", latents, w_uv)
+    q = torch.cat((q_nope, q_rope), dim=-1)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    weights = (torch.einsum("bhd,bhcd->bhc", q, k) * scale).softmax(-1)
+    return torch.einsum("bhc,bhcv->bhv", weights, v)
+
+
+@exercise("03.6")
+def check_absorb_query(fn):
+    q_nope, _, latents, _, w_uk, _ = _mla_inputs()
+    got = call(fn, q_nope.clone(), w_uk.clone())
+    expect = torch.einsum("bhd,hdr->bhr", q_nope, w_uk)
+    close(
+        got,
+        expect,
+        rel=1e-6,
+        absolute=1e-8,
+        name="the absorbed query",
+        slips={
+            "You summed over the heads. Each head has its own w_uk and keeps its own query.": expect.sum(1),
+            "You scaled here. The scale belongs to the scores, once, where the rotary part is in.": expect
+            * q_nope.shape[-1] ** -0.5,
+            "You used the first head's w_uk for all heads.": q_nope @ w_uk[0],
+        },
+    )
+    scores = torch.einsum("bhr,bcr->bhc", got, latents)
+    keys = torch.einsum("bcr,hdr->bhcd", latents, w_uk)
+    error = (scores - torch.einsum("bhd,bhcd->bhc", q_nope, keys)).abs().max()
+    return f"scores against latents = scores against expanded keys, to {float(error):.0e}"
+
+
+@exercise("03.7")
+def check_mla_decode(fn):
+    inputs = _mla_inputs()
+    q_nope, q_rope, latents, rope_keys, w_uk, w_uv = inputs
+    expect = expanded_mla(*inputs)
+    nope, rotary, rank = q_nope.shape[-1], q_rope.shape[-1], latents.shape[-1]
+    mixed = _mixed_latents(*inputs)
+    close(
+        call(fn, *(tensor.clone() for tensor in inputs)),
+        expect,
+        rel=1e-6,
+        absolute=1e-8,
+        name="the output",
+        slips={
+            "You scaled by the width in the latent (kv_lora_rank + qk_rope_head_dim). Absorbing changes where the "
+            "product is done, not its value: scale by (qk_nope_head_dim + qk_rope_head_dim) ** -0.5.": expanded_mla(
+                *inputs, scale=(rank + rotary) ** -0.5
+            ),
+            "You scaled by qk_nope_head_dim alone. A query of this model is nope + rope wide.": expanded_mla(
+                *inputs, scale=nope**-0.5
+            ),
+            "You forgot to scale the scores.": expanded_mla(*inputs, scale=1.0),
+            "The rotary part is missing: add q_rope · rope_keys to the scores, or no token knows where it "
+            "is.": expanded_mla(q_nope, q_rope * 0, latents, rope_keys, w_uk, w_uv),
+            "You returned the weighted latents. They still have to come out of the latent, through w_uv.": mixed,
+            "You gave content and position a softmax each. Add their scores, then one softmax.": _two_softmaxes(
+                *inputs
+            ),
+            "You went out of the latent through w_uk; values have their own matrix, w_uv.": torch.einsum(
+                "bhr,hdr->bhd", mixed, w_uk
+            ),
+        },
+    )
+    sizes = dict(batch=1, heads=16, context=384, nope=32, rotary=16, rank=64, value=32)
+    *inputs, w_uk, w_uv = _mla_inputs(seed=1, dtype=torch.float32, **sizes)
+    inputs += [w * sizes["rank"] ** -0.5 for w in (w_uk, w_uv)]  # of the size that a trained projection has
+    with Traffic() as seen:
+        got = fn(*inputs)
+    error = float((got.double() - expanded_mla(*(tensor.double() for tensor in inputs))).abs().max())
+    require(error < 1e-5, f"in float32 the output is off by {error:.1e} from the expanded form (1e-5 allowed).")
+    expanded = sizes["heads"] * sizes["context"] * sizes["value"]
+    require(
+        seen.largest < expanded,
+        f"right numbers, but an operation made a tensor of {seen.largest:,} elements; all latents together have "
+        f"{inputs[2].numel():,}. Keys or values of every head were expanded for every cached token (or the latents "
+        "copied once per head). Bring the query into the latent with w_uk, and only the weighted latent out with w_uv.",
+    )
+    return f"equal to the expanded form to {error:.0e} in float32, nothing expanded"
+
+
+def _weights(q_nope, q_rope, latents, rope_keys, w_uk):
+    scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
+    content = torch.einsum("bhd,hdr,bcr->bhc", q_nope, w_uk, latents)
+    return content * scale, torch.einsum("bhd,bcd->bhc", q_rope, rope_keys) * scale
+
+
+def _mixed_latents(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
+    content, position = _weights(q_nope, q_rope, latents, rope_keys, w_uk)
+    return (content + position).softmax(-1) @ latents
+
+
+def _two_softmaxes(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
+    content, position = _weights(q_nope, q_rope, latents, rope_keys, w_uk)
+    return torch.einsum("bhc,bcr,hvr->bhv", content.softmax(-1) + position.softmax(-1), latents, w_uv)
+
+
+@exercise("03.8")
+def check_flop_per_byte(flop_per_byte, limit):
+    m, heads = get("DeepSeek-V3").mla, get("DeepSeek-V3").q_heads
+    row = m.kv_lora_rank + m.qk_rope_head_dim
+    exact = 2 * heads * (row + m.kv_lora_rank) / (2 * row)
+    shared = {
+        "That is per element; a bfloat16 element has 2 bytes.": 2.0,
+        "A multiplication and an addition are two FLOPs.": 0.5,
+    }
+    for name, value in _entries(
+        flop_per_byte, ("MHA", "GQA-8, 64 query heads", "MLA, 128 query heads"), "flop_per_byte"
+    ):
+        if name.startswith("MLA"):
+            # FlashMLA's own documents round to 2 FLOPs per head and byte: 256.
+            if isinstance(value, int | float) and abs(value - 2 * heads) < 1:
+                continue
+            slips = {
+                "The latent is key and value at once: one read serves both products. You charged it twice, or counted "
+                "one of the products.": [exact / 2, heads, heads * row / row],
+                "You counted one head; all 128 read the same row.": exact / heads,
+                "That is per element; a bfloat16 element has 2 bytes.": [2 * exact, 4 * heads],
+            }
+            number(value, exact, rel=0.01, unit="FLOP/byte", slips=slips, name=name)
+            continue
+        expect = 1 if name == "MHA" else 8
+        slips = {message: factor * expect for message, factor in shared.items()}
+        if expect == 8:
+            slips["All 64 query heads do work, and all 8 KV heads are read: 64 / 8."] = 64
+            slips["That is MHA's. Here 8 query heads use each byte."] = 1
+        number(value, expect, rel=0.01, unit="FLOP/byte", slips=slips, name=name)
+    choice(
+        limit,
+        "compute",
+        {
+            "memory": "V3's attention does about 242 FLOPs for each byte and an H200 can do 206 in the time it reads "
+            "one: the multiplying takes longer than the reading.",
+            "capacity": "how much fits says nothing about which of the two takes longer.",
+        },
+        name="limit",
+    )
+
+
+@exercise("03.9")
+def check_tokens_that_fit(tokens_that_fit):
+    g, pool = get("DeepSeek-V2-Lite"), 35.42 * 2**30
+    padded = 2 * g.layers * g.q_heads * 256 * 2
+    latent = kv_bytes(g, 1)
+    unpadded = 2 * g.layers * expanded_row(g.mla, g.q_heads)
+    gib = "The pool is 35.42 GiB, and a GiB is 2**30 bytes, not 1e9."
+    checks = {
+        "padded": (
+            padded,
+            {
+                "You forgot V.": padded / 2,
+                "You forgot to pad: keys of 192 and values of 128 were both stored as 256.": unpadded,
+                "You stored the latent; this engine did not yet.": latent,
+            },
+        ),
+        "latent": (
+            latent,
+            {
+                "You left out the rotary key: 512 + 64 elements a layer.": 2 * g.layers * g.mla.kv_lora_rank,
+                "You padded the latent; it is stored as it is.": padded,
+                "You stored the latent twice, as K and as V.": [2 * latent],
+            },
+        ),
+    }
+    for name, value in _entries(tokens_that_fit, checks, "tokens_that_fit"):
+        per_token, slips = checks[name]
+        tokens = {message: [pool / s for s in (x if isinstance(x, list) else [x])] for message, x in slips.items()}
+        tokens[gib] = [35.42e9 / per_token]
+        tokens["That is bytes a token; tokens are asked for: pool ÷ bytes a token."] = [per_token]
+        number(value, pool / per_token, rel=2e-3, unit="tokens", slips=tokens, name=name)
+
+
+@exercise("03.10")
+def check_bytes_per_gpu(bytes_per_gpu):
+    llama, deepseek = kv_bytes(get("Llama-3.1-405B"), 1), kv_bytes(get("DeepSeek-V3"), 1)
+    checks = {
+        ("Llama-3.1-405B", 8): (
+            llama / 8,
+            {
+                "Each GPU keeps one of the 8 KV heads, not all of them.": llama,
+                "Per GPU, not for all 8.": llama,
+            },
+        ),
+        ("Llama-3.1-405B", 16): (
+            llama / 8,
+            {
+                "There are 8 KV heads for 16 GPUs, and a head is not cut in half: each is kept on two GPUs.": llama
+                / 16,
+                "Each GPU keeps one KV head, not all 8.": llama,
+            },
+        ),
+        ("DeepSeek-V3", 8): (
+            deepseek,
+            {
+                "All heads read the same latent. GPUs that share the heads among them each need all of it: nothing is "
+                "split.": deepseek / 8,
+                "Per GPU: each keeps one copy.": deepseek * 8,
+            },
+        ),
+    }
+    for key, value in _entries(bytes_per_gpu, checks, "bytes_per_gpu"):
+        expect, slips = checks[key]
+        number(value, expect, rel=1e-6, unit="bytes", slips=slips, name=f"{key[0]} on {key[1]} GPUs")

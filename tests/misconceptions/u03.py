@@ -1,0 +1,229 @@
+"""Known wrong answers of unit 03, each with the words that have to name its slip, and other right answers."""
+
+BYTES = """kv_bytes_of = {{"Llama-2-7b-hf": 524_288, "Llama-4-Maverick-17B-128E": 196_608, "gpt-oss-120b": 73_728,
+    "falcon-7b": 8_192, "DeepSeek-V2-Lite": 31_104, "DeepSeek-V3": 70_272}} | {}"""
+FACTORS = """times_smaller = {{"Maverick: GQA over MHA": 5, "V3: MLA over its own 128 heads": 71.1,
+    "V3: MLA over GQA-8": 3.556, "V3: MLA over MQA": 0.4444}} | {}"""
+SAVED = """saved_percent = {{"both bfloat16": 82.24, "V2 at 6 bits": 93.34}} | {}"""
+INTENSITY = """flop_per_byte = {{"MHA": 1, "GQA-8, 64 query heads": 8, "MLA, 128 query heads": 241.8}} | {}"""
+POOL = """tokens_that_fit = {{"padded": 85_974, "latent": 1_222_744}} | {}"""
+ABSORB = "def absorb_query(q_nope, w_uk):\n    return "
+GPUS = """bytes_per_gpu = {{("Llama-3.1-405B", 8): 64_512, ("Llama-3.1-405B", 16): 64_512,
+    ("DeepSeek-V3", 8): 70_272}} | {}"""
+
+
+def grouped(body):
+    lines = "\n".join("    " + line for line in body.strip().splitlines())
+    return (
+        "def grouped_attention(q, k, v):\n"
+        "    batch, kv_heads, context, head_dim = k.shape\n"
+        "    q_heads = q.shape[1]\n"
+        "    group = q_heads // kv_heads\n" + lines
+    )
+
+
+def mla(body):
+    lines = "\n".join("    " + line for line in body.strip().splitlines())
+    return (
+        "def mla_decode(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):\n"
+        "    scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5\n" + lines
+    )
+
+
+ROWS = "rows = q.view(batch, kv_heads, group, head_dim)\n"
+CONTENT = 'content = torch.einsum("bhd,hdr,bcr->bhc", q_nope, w_uk, latents)\n'
+POSITION = 'position = torch.einsum("bhd,bcd->bhc", q_rope, rope_keys)\n'
+MIX = "mixed = ((content + position) * scale).softmax(-1) @ latents\n"
+OUT = 'return torch.einsum("bhr,hvr->bhv", mixed, w_uv)'
+
+WRONG = {
+    "03.1": [
+        (BYTES.format('{"DeepSeek-V3": 61 * 512 * 2}'), "rotary key"),
+        (BYTES.format('{"DeepSeek-V3": 61 * 128 * 320 * 2}'), "every head, which MLA does not store"),
+        (BYTES.format('{"DeepSeek-V2-Lite": 27 * 2 * 576 * 2}'), "two times"),
+        (BYTES.format('{"Llama-4-Maverick-17B-128E": 983_040}'), "counted query heads"),
+        (BYTES.format('{"Llama-2-7b-hf": 262_144}'), "forgot V"),
+        (BYTES.format('{"gpt-oss-120b": 2 * 36 * 8 * 45 * 2}'), "hidden / query heads"),
+        (BYTES.format('{"falcon-7b": 256}'), "forgot the layers"),
+        (BYTES.format('{"falcon-7b": "8192"}'), "without quotes"),
+    ],
+    "03.2": [
+        (FACTORS.format('{"Maverick: GQA over MHA": 8}'), "number of KV heads"),
+        (FACTORS.format('{"V3: MLA over its own 128 heads": 56.9}'), "128 + 64"),
+        (FACTORS.format('{"V3: MLA over GQA-8": 4.0}'), "rotary key"),
+        (FACTORS.format('{"V3: MLA over GQA-8": 1.778}'), "stores K and V"),
+        (FACTORS.format('{"V3: MLA over MQA": 2.25}'), "below 1"),
+    ],
+    "03.3": [
+        (SAVED.format('{"both bfloat16": 93.3}'), "too high"),
+        (SAVED.format('{"both bfloat16": 0.8224}'), "per cent are asked for"),
+        (SAVED.format('{"both bfloat16": 17.76}'), "what is left"),
+        (SAVED.format('{"V2 at 6 bits": 91.12}'), "8 bits"),
+        (SAVED.format('{"both bfloat16": 71.875}'), "different numbers of layers"),
+        (SAVED.format('{"V2 at 6 bits": 15.0}'), "how many times smaller"),
+    ],
+    "03.4": [
+        (
+            grouped(
+                "k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)\n"
+                "scores = (q[:, :, None] @ k.transpose(2, 3)) * head_dim**-0.5\n"
+                "return (scores.softmax(-1) @ v)[:, :, 0]"
+            ),
+            "expanded to one copy per query head",
+        ),
+        (
+            grouped(
+                "rows = q.view(batch, kv_heads, group, 1, head_dim)\n"
+                "scores = rows @ k[:, :, None].transpose(-1, -2) * head_dim**-0.5\n"
+                "return (scores.softmax(-1) @ v[:, :, None]).view(q.shape)"
+            ),
+            "expanded to one copy per query head",
+        ),
+        (
+            grouped(
+                "heads = []\n"
+                "for i in range(q_heads):\n"
+                "    scores = q[:, i, None] @ k[:, i // group].transpose(1, 2) * head_dim**-0.5\n"
+                "    heads.append(scores.softmax(-1) @ v[:, i // group])\n"
+                "return torch.cat(heads, 1)"
+            ),
+            "read or copied 8 times",
+        ),
+        (
+            grouped(
+                "rows = q.view(batch, group, kv_heads, head_dim).transpose(1, 2)\n"
+                "scores = rows @ k.transpose(2, 3) * head_dim**-0.5\n"
+                "return (scores.softmax(-1) @ v).transpose(1, 2).reshape(q.shape)"
+            ),
+            "wrong KV heads",
+        ),
+        (
+            grouped(ROWS + "return ((rows @ k.transpose(2, 3)).softmax(-1) @ v).view(q.shape)"),
+            "forgot to scale",
+        ),
+        (
+            grouped(ROWS + "return ((rows @ k.transpose(2, 3) / head_dim).softmax(-1) @ v).view(q.shape)"),
+            "square root",
+        ),
+        (
+            grouped(ROWS + "return ((rows @ k.transpose(2, 3) * head_dim**-0.5).softmax(2) @ v).view(q.shape)"),
+            "wrong axis",
+        ),
+        (grouped(ROWS + "return (rows @ k.transpose(2, 3) * head_dim**-0.5).softmax(-1) @ v"), "shape"),
+    ],
+    "03.5": [
+        ("repeat_traffic = 8", "reading of the copies alone"),
+        ("repeat_traffic = 9", "also written"),
+        ("repeat_traffic = 16", "the cache itself is read"),
+        ("repeat_traffic = 1", "grouped form"),
+        ("repeat_traffic = 34", "K and V are both"),
+    ],
+    "03.6": [
+        (
+            ABSORB + 'torch.einsum("bhd,hdr->br", q_nope, w_uk)',
+            "summed over the heads",
+        ),
+        (
+            ABSORB + 'torch.einsum("bhd,hdr->bhr", q_nope, w_uk) * q_nope.shape[-1] ** -0.5',
+            "scaled here",
+        ),
+        (ABSORB + "q_nope @ w_uk[0]", "first head"),
+        (
+            ABSORB + 'torch.einsum("bhd,hdr->hbr", q_nope, w_uk)',
+            "transpose or permute",
+        ),
+        (ABSORB + "q_nope @ w_uk.transpose(1, 2)", "absorb_query() raised"),
+    ],
+    "03.7": [
+        (
+            mla("scale = (latents.shape[-1] + q_rope.shape[-1]) ** -0.5\n" + CONTENT + POSITION + MIX + OUT),
+            "scaled by the width in the latent",
+        ),
+        (mla("scale = q_nope.shape[-1] ** -0.5\n" + CONTENT + POSITION + MIX + OUT), "qk_nope_head_dim alone"),
+        (mla("scale = 1\n" + CONTENT + POSITION + MIX + OUT), "forgot to scale"),
+        (mla(CONTENT + "position = 0\n" + MIX + OUT), "rotary part is missing"),
+        (mla(CONTENT + POSITION + MIX + "return mixed"), "come out of the latent"),
+        (
+            mla(
+                CONTENT
+                + POSITION
+                + "mixed = ((content * scale).softmax(-1) + (position * scale).softmax(-1)) @ latents\n"
+                + OUT
+            ),
+            "a softmax each",
+        ),
+        (
+            mla(
+                'k = torch.einsum("bcr,hdr->bhcd", latents, w_uk)\n'
+                'v = torch.einsum("bcr,hvr->bhcv", latents, w_uv)\n'
+                'content = torch.einsum("bhd,bhcd->bhc", q_nope, k)\n'
+                + POSITION
+                + "weights = ((content + position) * scale).softmax(-1)\n"
+                'return torch.einsum("bhc,bhcv->bhv", weights, v)'
+            ),
+            "expanded for every cached token",
+        ),
+    ],
+    "03.8": [
+        (INTENSITY.format('{"MHA": 2}'), "2 bytes"),
+        (INTENSITY.format('{"MHA": 0.5}'), "two FLOPs"),
+        (INTENSITY.format('{"GQA-8, 64 query heads": 64}'), "64 / 8"),
+        (INTENSITY.format('{"MLA, 128 query heads": 120.9}'), "key and value at once"),
+        (INTENSITY.format('{"MLA, 128 query heads": 1.889}'), "one head"),
+        ('limit = "memory"', "206"),
+        ("limit = 242", "one of the words"),
+    ],
+    "03.9": [
+        (POOL.format('{"padded": 35.42 * 2**30 / (27 * 16 * 320 * 2)}'), "forgot to pad"),
+        (POOL.format('{"padded": 35.42 * 2**30 / (27 * 16 * 256 * 2)}'), "forgot V"),
+        (POOL.format('{"latent": 35.42 * 2**30 / (27 * 512 * 2)}'), "rotary key"),
+        (POOL.format('{"latent": 35.42e9 / 31_104}'), "GiB"),
+        (POOL.format('{"padded": 442_368}'), "bytes a token"),
+    ],
+    "03.10": [
+        (GPUS.format('{("Llama-3.1-405B", 8): 516_096}'), "one of the 8 KV heads"),
+        (GPUS.format('{("Llama-3.1-405B", 16): 32_256}'), "not cut in half"),
+        (GPUS.format('{("DeepSeek-V3", 8): 8_784}'), "nothing is split"),
+        (GPUS.format('{("DeepSeek-V3", 8): 562_176}'), "each keeps one copy"),
+        (GPUS.format('{("DeepSeek-V3", 8): float("nan")}'), "NaN"),
+    ],
+}
+
+RIGHT = {
+    "03.1": [
+        "kv_bytes_of = {name: kv_bytes(get(name), 1) for name in kv_bytes_of}",
+        BYTES.format('{"falcon-7b": torch.tensor(8192)}'),
+    ],
+    "03.2": [FACTORS.format('{"V3: MLA over MQA": 256 / 576}')],
+    "03.3": [SAVED.format('{"both bfloat16": 82.2, "V2 at 6 bits": 93.3}')],
+    "03.4": [
+        grouped(
+            'scores = torch.einsum("bhgd,bhcd->bhgc", q.view(batch, kv_heads, group, head_dim), k)\n'
+            'return torch.einsum("bhgc,bhcd->bhgd", (scores / head_dim**0.5).softmax(-1), v).reshape(q.shape)'
+        ),
+        grouped(
+            "out = torch.empty_like(q)\n"
+            "for head in range(kv_heads):\n"
+            "    own = slice(head * group, (head + 1) * group)\n"
+            "    scores = q[:, own] @ k[:, head].transpose(1, 2) * head_dim**-0.5\n"
+            "    out[:, own] = scores.softmax(-1) @ v[:, head]\n"
+            "return out"
+        ),
+    ],
+    "03.5": ["repeat_traffic = 17.0"],
+    "03.6": [
+        ABSORB + "(q_nope[:, :, None] @ w_uk)[:, :, 0]",
+        ABSORB + "(q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)",
+    ],
+    "03.7": [
+        mla(
+            "rows = torch.cat((latents, rope_keys), -1)\n"
+            "q = torch.cat(((q_nope[:, :, None] @ w_uk)[:, :, 0], q_rope), -1)\n"
+            "weights = (q @ rows.transpose(1, 2) * scale).softmax(-1)\n"
+            "return ((weights @ latents)[:, :, None] @ w_uv.transpose(1, 2))[:, :, 0]"
+        )
+    ],
+    "03.8": [INTENSITY.format('{"MLA, 128 query heads": 256}'), 'limit = " Compute "'],
+    "03.9": [POOL.format('{"padded": 85_968}')],
+    "03.10": ["bytes_per_gpu = {key: float(value) for key, value in bytes_per_gpu.items()}"],
+}
