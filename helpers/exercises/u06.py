@@ -1,0 +1,393 @@
+"""Checks of unit 06, "KV quantization": bytes from real caches, quantisers on inputs that kill near misses."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers import quantize
+from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
+from helpers.check import Wrong, call, close, exercise, number, require
+from helpers.geometry import get, kv_bytes
+
+FORGOT_V = "You forgot V: your count is exactly half."
+L4 = {"weights": 8.0445e9, "bf16": 147_456}  # Qwen3-4B: bytes a step reads, bytes a token leaves
+
+
+@exercise("06.1")
+def quantized_bytes(counts):
+    g = get("Llama-3.1-8B")
+    vectors = 2 * g.layers * g.kv_heads  # one key and one value of head_dim numbers each
+    schemes = {
+        "fp8, no scales": (g.head_dim, 0),
+        "int8, a 2-byte scale per token and head": (g.head_dim, 2),
+        "int4, groups of 64, 2-byte scale and 2-byte zero": (g.head_dim // 2, 2 * 4),
+        "int4, groups of 32, 2-byte scale and 2-byte zero": (g.head_dim // 2, 4 * 4),
+    }
+    _fields(counts, "quantized_bytes", schemes)
+    for name, (levels, extra) in schemes.items():
+        expect = vectors * (levels + extra)
+        slips = {
+            FORGOT_V: expect / 2,
+            "You counted 4 bits as a byte: two levels share one.": vectors * (g.head_dim + extra),
+            "That is one layer: a token leaves keys and values in all 32.": expect / g.layers,
+            "You counted 32 query heads; only the 8 KV heads are kept.": expect * g.group_size,
+            "That is bits: divide by 8.": expect * 8,
+            "That is the bf16 cache.": kv_bytes(g, 1),
+        }
+        if extra:
+            slips["You left out the scales and zeros: they are stored and read too."] = vectors * levels
+            slips["You counted one scale for the whole vector; each group has its own."] = vectors * (levels + 4)
+            slips["You counted the scale and forgot the zero."] = vectors * (levels + extra // 2)
+        else:
+            slips["This scheme has no scales: one byte a number and nothing else."] = vectors * (levels + 2)
+        number(counts[name], expect, unit="bytes", rel=1e-6, slips=slips, name=name)
+
+
+@exercise("06.2")
+def break_even_tokens(tokens):
+    lines = {"H100": (4.37e-5, 6.44, 2.37e-5, 6.58), "B200": (1.80e-5, 3.93, 9.72e-6, 3.96)}
+    _fields(tokens, "break_even_tokens", lines)
+    for gpu, (slope, intercept, fp8_slope, fp8_intercept) in lines.items():
+        extra, saved = fp8_intercept - intercept, slope - fp8_slope
+        slips = {
+            "You divided by the bf16 slope; what counts is how much slope fp8 saves.": extra / slope,
+            "You divided by the fp8 slope; what counts is how much slope fp8 saves.": extra / fp8_slope,
+            "You divided the wrong way round: tokens are ms divided by ms per token.": saved / extra,
+            "You divided the whole intercept; only its difference has to be earned back.": [
+                fp8_intercept / saved,
+                intercept / saved,
+            ],
+            "You subtracted the intercepts the other way round.": -extra / saved,
+            "You added the slopes; their difference is what fp8 saves.": extra / (slope + fp8_slope),
+        }
+        number(tokens[gpu], extra / saved, unit="tokens", rel=3e-3, slips=slips, name=gpu)
+
+
+@exercise("06.3")
+def quantize_int8(function):
+    example = torch.tensor([[[[-1.27, 0.5, 1.0]]]])
+    numbers, scale = _parts(call(function, example.clone()), "numbers", "scale")
+    require(
+        isinstance(numbers, torch.Tensor) and numbers.dtype == torch.int8,
+        f"numbers has to be an int8 tensor (`.to(torch.int8)`); it is {getattr(numbers, 'dtype', type(numbers))}.",
+    )
+    scale_of = {
+        "You divided by 128: the largest magnitude has to become 127, or +128 would not fit.": 1.27 / 128,
+        "You divided by 255: there are 127 levels on each side of 0.": 1.27 / 255,
+        "You took the range from minimum to maximum; a symmetric scale looks at the largest magnitude.": 2.27 / 255,
+        "You took the maximum without abs(): the largest magnitude here is negative.": 1.0 / 127,
+        "That is 127 / max; the scale is max / 127, to be multiplied with.": 127 / 1.27,
+        "That is the largest magnitude itself: divide it by 127.": 1.27,
+    }
+    close(scale, [[[0.01]]], slips={text: [[[value]]] for text, value in scale_of.items()}, name="scale of the example")
+    close(
+        numbers,
+        [[[[-127, 50, 100]]]],
+        name="numbers of the example",
+    )
+    between = torch.tensor([[[[127.0, 2.7, -2.7]]]])
+    close(
+        _parts(call(function, between), "numbers", "scale")[0],
+        [[[[127, 3, -3]]]],
+        name="numbers of [127, 2.7, -2.7]",
+        slips={"You converted without rounding: `.to(torch.int8)` cuts off, so torch.round first.": [[[[127, 2, -2]]]]},
+    )
+    # Scales a thousand times apart: one shared by all tokens, or all heads, ruins the small ones.
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(6))
+    x = x * torch.logspace(-3, 2, 30).view(2, 3, 5, 1)
+    numbers, scale = _parts(call(function, x.clone()), "numbers", "scale")
+    close(
+        scale,
+        x.abs().amax(-1) / 127,
+        rel=1e-4,
+        absolute=1e-9,
+        name="scale of many tokens",
+        slips={
+            "One scale for the whole tensor: each token and head needs its own.": (x.abs().amax() / 127).expand(
+                2, 3, 5
+            ),
+            "You kept the last dimension with size 1: scale is [batch, kv_heads, t].": x.abs().amax(-1, True) / 127,
+        },
+    )
+    restored = numbers.float() * scale[..., None]
+    half = scale[..., None] * 0.5001
+    require(
+        ((restored - x).abs() <= half).all(), "numbers * scale misses x by more than half a scale: round to nearest."
+    )
+    return "within half a scale for 30 tokens and heads"
+
+
+@exercise("06.4")
+def quantize_levels(function):
+    example = torch.tensor([-1.0, 0.0, 0.4, 2.0])
+    levels, scale, zero = _parts(call(function, example.clone(), 2, 0), "levels", "scale", "zero")
+    close(
+        scale,
+        [1.0],
+        name="scale of the example",
+        slips={
+            "You divided by 2**bits: 4 levels have 3 steps between them.": [0.75],
+            "You took the largest magnitude; the range is maximum minus minimum.": [2 / 3],
+            "scale has lost the dimension: use keepdim=True.": 1.0,
+            "You ignored `bits`: 15 steps are those of 4 bits only.": [0.2],
+        },
+    )
+    close(
+        zero,
+        [-1.0],
+        name="zero of the example",
+        slips={
+            "zero is the number that level 0 stands for: the minimum, not minus the minimum.": [1.0],
+            "That is the mean: level 0 stands for the minimum.": [0.35],
+            "That is the zero point in levels; here it is the number itself, added after scaling.": [1.0],
+        },
+    )
+    close(
+        levels,
+        [0, 1, 1, 3],
+        name="levels of the example",
+        slips={
+            "You forgot to subtract the minimum before dividing.": [255, 0, 0, 2],
+        },
+    )
+    between = _parts(call(function, torch.tensor([0.0, 0.7, 1.6, 3.0]), 2, 0), "levels", "scale", "zero")[0]
+    close(
+        between,
+        [0, 1, 2, 3],
+        name="levels of [0, 0.7, 1.6, 3]",
+        slips={"You cut off without rounding: torch.round before `.to(torch.uint8)`.": [0, 0, 1, 3]},
+    )
+    require(levels.dtype == torch.uint8, f"levels has to be uint8; it is {levels.dtype}.")
+    x = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(7)) * 3 + 10
+    for bits in (2, 4, 8):
+        for dim in (2, 3):
+            levels, scale, zero = _parts(call(function, x.clone(), bits, dim), "levels", "scale", "zero")
+            low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
+            steps = 2**bits - 1
+            where = f"with bits={bits}, dim={dim}"
+            close(
+                scale,
+                (high - low) / steps,
+                name=f"scale {where}",
+                slips={
+                    "You ignored `bits`: 15 steps are those of 4 bits only.": (high - low) / 15,
+                    "You ignored `dim`: it is not always the last one.": _last(x, steps),
+                    "One scale for the whole tensor: reduce along `dim` only.": _whole(x, steps, low.shape),
+                    "You divided by 2**bits: that many levels have one step less between them.": (high - low) / 2**bits,
+                },
+            )
+            miss = (levels.float() * scale + zero - x).abs()
+            require(
+                (miss <= scale * 0.5 + 1e-4).all(),
+                f"levels * scale + zero misses x by more than half a scale {where}: round to nearest, "
+                "and subtract the minimum first.",
+            )
+    return "within half a scale for 2, 4 and 8 bits, along both dimensions"
+
+
+def _last(x, steps):
+    return (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / steps
+
+
+def _whole(x, steps, shape):
+    return ((x.amax() - x.amin()) / steps).expand(shape)
+
+
+@exercise("06.5")
+def pack_int4(pack):
+    levels = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+    close(
+        call(pack, levels.clone()),
+        [49, 66],
+        name="pack_int4([1, 2, 3, 4])",
+        slips={
+            "The halves are swapped: the first half of the dims goes into the low nibbles.": [19, 36],
+            "You paired neighbours; a byte holds dim j and dim j + head_dim/2.": [33, 67],
+            "You paired neighbours, the first of them high; a byte holds dim j low, dim j + head_dim/2 high.": [18, 52],
+            "You added the halves without moving one: shift the second by 4 bits (`<< 4`).": [4, 6],
+            "You or-ed the halves without moving one: shift the second by 4 bits (`<< 4`).": [3, 6],
+            "You shifted by 8 bits, and the high half fell out of the byte: a nibble is 4.": [1, 2],
+            "That is one level a byte: nothing is packed.": [1, 2, 3, 4],
+        },
+    )
+    every = torch.arange(256)
+    both = torch.stack((every % 16, every // 16), dim=1).to(torch.uint8)
+    packed = call(pack, both.clone())
+    require(
+        isinstance(packed, torch.Tensor) and packed.dtype == torch.uint8,
+        f"pack_int4 has to return uint8; it returns {getattr(packed, 'dtype', type(packed))}.",
+    )
+    close(packed, every[:, None], name="pack_int4 of all 256 pairs")
+    shaped = torch.randint(16, (2, 3, 5, 8), generator=torch.Generator().manual_seed(8)).to(torch.uint8)
+    close(call(pack, shaped.clone()), quantize.pack_int4(shaped), name="pack_int4 of a cache [2, 3, 5, 8]")
+    return "all 256 bytes"
+
+
+@exercise("06.6")
+def restore_kv(function):
+    generator = torch.Generator().manual_seed(9)
+    k, v = torch.randn(2, 1, 2, 8, 16, generator=generator)
+    # One loud key channel and one loud value token: whoever shares a scale with them is ruined.
+    k[..., 5] += 200
+    v[:, :, 3] *= 200
+    got_k, got_v = _parts(call(function, k.clone(), v.clone(), bits=4, size=4), "k", "v")
+    per_channel, per_token = _groups(k, 4, 4, tokens=True), _groups(k, 4, 4, tokens=False)
+    close(
+        got_k,
+        per_channel,
+        rel=1e-3,
+        absolute=1e-3,
+        name="k",
+        slips={
+            "Your keys share a scale along the token's dims, where the loud channel spoils its neighbours: share it "
+            "along the tokens of a block.": per_token,
+            "Your keys share one scale over all tokens: only `size` tokens make a block.": _groups(
+                k, 4, 8, tokens=True
+            ),
+            "You returned k as it was: nothing has been quantised.": k,
+            "You used 8 bits (or ignored `bits`).": _groups(k, 8, 4, tokens=True),
+            "Your keys share one scale over blocks of tokens and all dims.": _block(k, 4, 4),
+        },
+    )
+    close(
+        got_v,
+        _groups(v, 4, 4, tokens=False),
+        rel=1e-3,
+        absolute=1e-3,
+        name="v",
+        slips={
+            "Your values share a scale along the tokens: one loud token spoils the block. Share it along the token's "
+            "dims.": _groups(v, 4, 4, tokens=True),
+            "Your values share one scale over all dims of the head: only `size` dims make a group.": _groups(
+                v, 4, 16, tokens=False
+            ),
+            "You returned v as it was: nothing has been quantised.": v,
+        },
+    )
+    got_k, _ = _parts(call(function, k.clone(), v.clone(), bits=2, size=8), "k", "v")
+    close(got_k, _groups(k, 2, 8, tokens=True), rel=1e-3, absolute=1e-3, name="k with bits=2, size=8")
+    return "keys per channel, values per token"
+
+
+def _groups(x, bits, size, tokens):
+    """What asymmetric quantisation gives back, groups of `size` along tokens or along dims, in float64."""
+    dim = 2 if tokens else 3
+    parts = x.double().unflatten(dim, (-1, size))
+    return _round(parts, bits, (dim + 1,)).flatten(dim, dim + 1)
+
+
+def _block(x, bits, size):
+    return _round(x.double().unflatten(2, (-1, size)), bits, (3, 4)).flatten(2, 3)
+
+
+def _round(parts, bits, dims):
+    low, high = parts.amin(dims, keepdim=True), parts.amax(dims, keepdim=True)
+    scale = (high - low) / (2**bits - 1)
+    return torch.round((parts - low) / scale) * scale + low
+
+
+@exercise("06.7")
+def quantized_bytes_per_token(function):
+    llama = get("Llama-3.1-8B")
+    number(
+        call(function, llama, 4, 64, 4),
+        36_864,
+        unit="bytes",
+        rel=1e-9,
+        name="Llama-3.1-8B, 4 bits, groups of 64, 4 extra bytes",
+        slips={
+            FORGOT_V: 18_432,
+            "You left out the extra bytes of every group.": 32_768,
+            "You multiplied by 4 bits as if they were bytes: divide by 8.": [266_240, 262_144],
+            "You counted the extra bytes once, not for every group.": [32_772, 32_768 + 4 * 512],
+            "You counted query heads; only the KV heads are kept.": 147_456,
+            "You counted one layer.": 1_152,
+            "You rounded the half byte of int4 away: 4 // 8 is 0.": [4_096, 36_864 - 32_768],
+            "You multiplied the extra bytes by the group; each number carries extra_bytes ÷ group.": 33_587_200,
+        },
+    )
+    small = get("SmolLM2-135M")
+    caches = {
+        "Int8Cache": (Int8Cache, 8, small.head_dim, 4),
+        "Int4TokenCache": (Int4TokenCache, 4, 32, 8),
+        "Fp8Cache": (Fp8Cache, 8, small.head_dim, 0),
+    }
+    for label, (kind, bits, group, extra) in caches.items():
+        expect = kind(small, 64).nbytes / 64
+        name = f"{label} of SmolLM2-135M ({bits} bits, groups of {group}, {extra} extra bytes)"
+        slips = (
+            {"You rounded the half byte of int4 away: do not use // on bits.": expect - expect // 2} if bits < 8 else {}
+        )
+        number(call(function, small, bits, group, extra), expect, unit="bytes", rel=1e-9, slips=slips, name=name)
+    return f"right for {len(caches)} real caches"
+
+
+@exercise("06.8")
+def fp8_gain(gains):
+    _fields(gains, "fp8_gain", [2_048, 32_768])
+    weights, bf16 = L4["weights"], L4["bf16"]
+    for context in (2_048, 32_768):
+        cache = context * bf16
+        expect = 100 * ((weights + cache) / (weights + cache / 2) - 1)
+        slips = {
+            "You left the weights out: they are read in every step and do not shrink.": 100.0,
+            "That is the factor, not the gain: subtract 1 and take per cent.": expect / 100 + 1,
+            "That is a fraction; per cent is asked for.": expect / 100,
+            "That is how much shorter a step gets; tokens per second rise by more.": 100
+            * (1 - (weights + cache / 2) / (weights + cache)),
+            "You halved the weights too; only the cache is in fp8.": 100
+            * ((weights + cache) / (weights / 2 + cache / 2) - 1),
+            "You took a quarter of the bf16 cache: fp8 is half of it.": 100
+            * ((weights + cache) / (weights + cache / 4) - 1),
+        }
+        number(gains[context], expect, unit="%", rel=5e-3, slips=slips, name=f"fp8_gain[{context}]")
+
+
+@exercise("06.9")
+def int4_speedup(speedup):
+    _fields(speedup, "int4_speedup", ["by bytes", "by instructions"])
+    number(
+        speedup["by bytes"],
+        16 / 4.5,
+        unit="times",
+        rel=5e-3,
+        name="by bytes",
+        slips={
+            "You left out the scale and zero: it is 4.5 bits, not 4.": 4.0,
+            "That is the share of bytes left; how many times faster is its inverse.": 4.5 / 16,
+            "You compared with 8 bits; bf16 has 16.": 8 / 4.5,
+            "You compared with float32; the question is about bf16.": 32 / 4.5,
+        },
+    )
+    number(
+        speedup["by instructions"],
+        2 * 6.2 / 7.7,
+        unit="times",
+        rel=5e-3,
+        name="by instructions",
+        slips={
+            "A bf16 number is 2 bytes: it takes the time of 2 · 6.2 instructions to arrive.": 6.2 / 7.7,
+            "That is the inverse: bf16 is the slower one.": 7.7 / (2 * 6.2),
+            "You let int4's own bytes set the pace: its instructions take longer than they do.": [
+                2 / (4.5 / 8),
+                7.7 / (6.2 * 4.5 / 8),
+            ],
+            "You multiplied the two; the slower of bytes and instructions sets the pace, alone.": 16 / 4.5 * 12.4 / 7.7,
+            "You counted 7.7 instructions per byte; they are per number.": 2 * 6.2 / 7.7 * 16 / 4.5 / 2,
+        },
+    )
+
+
+def _fields(given, name, keys) -> None:
+    """Refuse anything but a dict with these keys."""
+    require(isinstance(given, dict), f"{name} has to stay a dict with the keys {', '.join(map(repr, keys))}.")
+    if missing := [key for key in keys if key not in given]:
+        raise Wrong(f"{name} has no entry {missing[0]!r}: keep the keys as they were given.")
+
+
+def _parts(result, *names):
+    require(
+        isinstance(result, (tuple, list)) and len(result) == len(names),
+        f"return {len(names)} things, in this order: {', '.join(names)}.",
+    )
+    return result
