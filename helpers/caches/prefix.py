@@ -96,5 +96,5 @@ class SharedPrefixCache(KVCache):
 
     def step_bytes(self) -> int:
         """Bytes a step reads: the prefix once for the whole batch, each suffix for its own session."""
-        token = self.prefix.nbytes // self.prefix.capacity
+        token = self.prefix.nbytes // self.prefix.keys.shape[3]
         return token * (self.prefix_length + self.batch * (self.length - self.prefix_length))

@@ -1,0 +1,357 @@
+"""The GPU backend: checks and shapes around the Triton kernels of `cuda_kernels`.
+
+Every function takes lengths as an int or as an integer tensor [batch] on the device. A tensor keeps a captured graph
+valid while the sequences grow; an int is baked into it. Nothing here synchronises, and the number of splits depends
+on shapes alone.
+
+A cache dimension [.., capacity, ..] is a multiple of CAPACITY_MULTIPLE tokens and finite beyond the length
+(`torch.zeros`): the kernels read whole blocks and mask scores, not tiles.
+"""
+
+import dataclasses
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from helpers.kernels import KernelUnsupported, cuda_kernels
+
+CAPACITY_MULTIPLE = 64  # tokens
+MULTIPROCESSORS_ASSUMED = 108  # where there is no device to ask: the interpreter, a meta tensor
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [batch, in], weight [out, in] → [batch, out]; cuBLAS already streams weights near memory speed."""
+    return F.linear(x, weight, bias)
+
+
+def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
+    """Attention of one new token per sequence over bf16, fp16 or fp32 keys and values.
+
+    Args:
+        q: [batch, q_heads, head_dim].
+        k, v: [batch, kv_heads, capacity, head_dim]; with a `block_table`, [pages, kv_heads, page_tokens, head_dim].
+        length: tokens each sequence holds, int or integer tensor [batch].
+        scale: of the scores; head_dim ** -0.5 if None.
+        return_lse: also return the natural log of the sum of exponentials of the scores.
+        block_table: int32 [batch, pages a sequence may have], the page that holds tokens i·page_tokens and on.
+
+    Returns:
+        [batch, q_heads, head_dim] in q's dtype, and with `return_lse` float32 [batch, q_heads]. A sequence of length 0
+        gets zeros and minus infinity.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+        KernelUnsupported: a capacity, stride, alignment or dtype that the kernel does not take; the message says which.
+    """
+    return _attend(q, k, v, length, scale, return_lse, block_table)
+
+
+def decode_attention_fp8(q, k, v, length, k_scale=None, v_scale=None, scale=None, return_lse=False, block_table=None):
+    """As `decode_attention`, over float8_e4m3fn keys and values, with scales [batch, kv_heads, capacity] or none.
+
+    V is read fastest when it is stored [.., head_dim, capacity] and passed as its `.transpose(-1, -2)`. Needs compute
+    capability 8.9 or later, which converts fp8 in hardware.
+    """
+    return _attend(q, k, v, length, scale, return_lse, block_table, k_scale, v_scale)
+
+
+def decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False, block_table=None):
+    """As `decode_attention`, over int8 keys and values with one scale a token and head: value = number · scale.
+
+    Args:
+        k_q, v_q: int8 [batch, kv_heads, capacity, head_dim]. V is read fastest when it is stored
+            [.., head_dim, capacity] and passed as its `.transpose(-1, -2)`.
+        k_scale, v_scale: [batch, kv_heads, capacity].
+    """
+    return _attend(q, k_q, v_q, length, scale, return_lse, block_table, k_scale, v_scale)
+
+
+def decode_attention_int4(
+    q, k_q, k_scale, v_q, v_scale, length, k_zero=None, v_zero=None, scale=None, return_lse=False, block_table=None
+):
+    """As `decode_attention`, over packed int4: byte i of a row holds number i (low nibble) and i + head_dim/2 (high).
+
+    Args:
+        k_q, v_q: uint8 [batch, kv_heads, capacity, head_dim / 2]; V preferably stored transposed, as in int8.
+        k_scale, v_scale: [batch, kv_heads, capacity, groups] with one or two groups a row (head_dim 128 in groups of
+            64 makes two), or [batch, kv_heads, capacity] for one.
+        k_zero, v_zero: of the scales' shape, value = nibble · scale + zero; None: value = (nibble - 8) · scale.
+    """
+    return _attend(q, k_q, v_q, length, scale, return_lse, block_table, k_scale, v_scale, k_zero, v_zero)
+
+
+def decode_attention_latent(q, latent, rank, length, scale, return_lse=False, block_table=None):
+    """Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv 2405.04434).
+
+    Args:
+        q: [batch, q_heads, rank + rope_dim], queries already multiplied into the latent space.
+        latent: [batch, capacity, rank + rope_dim]: the token's latent, then its rotary key; every head reads it.
+        rank: kv_lora_rank; the first `rank` columns serve as values.
+        scale: of the scores, which depends on the head size *before* absorption, so there is no default.
+
+    Returns:
+        [batch, q_heads, rank], still to be multiplied by the value projection; with `return_lse` also [batch, q_heads].
+    """
+    cache = latent[:, None]
+    return _attend(q, cache, cache[..., :rank], length, scale, return_lse, block_table, latent_rank=rank)
+
+
+def merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over several stretches of keys from the attention over each: outs [batch, q_heads, width] each, their
+    log-sum-exps [batch, q_heads] → the same two over all keys."""
+    parts = torch.stack([out.float() for out in outs], dim=2)
+    return _combine(parts, torch.stack(lses, dim=2), outs[0].dtype)
+
+
+def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=None):
+    """Attention of sequences that share a prefix, whose cache is read once for all of them.
+
+    Args:
+        q: [batch, q_heads, head_dim].
+        prefix_k, prefix_v: [1, kv_heads, capacity, head_dim], the shared tokens.
+        prefix_length: int, or integer tensor [1].
+        k, v, length: each sequence's own tokens, as in `decode_attention`.
+
+    Returns:
+        [batch, q_heads, head_dim].
+    """
+    batch, q_heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = q_heads // kv_heads
+    # To the kernel, the queries of all sequences are one large group of query heads.
+    together = q.view(batch, kv_heads, group, head_dim).transpose(0, 1).reshape(1, kv_heads * batch * group, head_dim)
+    out, lse = decode_attention(together, prefix_k, prefix_v, prefix_length, scale, return_lse=True)
+    out = out.view(kv_heads, batch, group, head_dim).transpose(0, 1).reshape(batch, q_heads, head_dim)
+    lse = lse.view(kv_heads, batch, group).transpose(0, 1).reshape(batch, q_heads)
+    own, own_lse = decode_attention(q, k, v, length, scale, return_lse=True)
+    return merge([out, own], [lse, own_lse])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How a variant of the kernel is compiled: its block sizes and Triton's options."""
+
+    heads: int  # query heads a program holds
+    block_t: int  # tokens a step
+    warps: int
+    stages: int
+
+
+def launch(kind: str, v_form: str, group: int, page: int, capability: tuple[int, int]) -> Launch:
+    """Block sizes for a cache of `kind` "wide" (16 and 32 bits), "narrow" (8 and 4 bits) or "latent".
+
+    Chosen by reading compiled code for sm_80, sm_90 and sm_100: no spills, all shared memory within the limit, 16-byte
+    loads, and the fewest instructions per byte of cache among what met these.
+    """
+    if kind == "latent":
+        heads, block_t, warps, stages = 16, 32, 8, 2
+    elif kind == "narrow":
+        heads, block_t, warps, stages = min(16, max(8, _power_of_two(group))), 64, 2 if v_form == "columns" else 4, 3
+    elif capability[0] == 9:
+        # 16 columns are what Hopper's warp-group instruction needs; it reads both tiles from shared memory.
+        heads = min(32, max(16, _power_of_two(group)))
+        block_t, warps, stages = 64, 4 if heads == 16 else 8, 3
+    else:
+        heads, block_t, warps, stages = min(32, max(8, _power_of_two(group))), 64, 8, 3
+    return Launch(heads, min(block_t, page) if page else block_t, warps, stages)
+
+
+def constants(
+    kind: str, settings: Launch, *, kv_heads: int, group: int, head_dim: int, splits: int, v_form: str, compute: str,
+    int4: bool = False, scales: int = 0, zeros: bool = False, page: int = 0, tail: int = 0,
+) -> dict:  # fmt: skip
+    """The compile-time constants of `cuda_kernels.split_attention`, by name."""
+    return {
+        "KV_HEADS": kv_heads,
+        "HEADS": settings.heads,
+        "HEAD_BLOCKS": -(-group // settings.heads),
+        "WIDTH": head_dim // 2 if int4 else head_dim - tail,
+        "TAIL": tail,
+        "BLOCK_T": settings.block_t,
+        "SPLITS": splits,
+        "PAGE": page,
+        "INT4": int4,
+        "SCALES": scales,
+        "ZEROS": zeros,
+        "V_FORM": v_form,
+        "COMPUTE": getattr(cuda_kernels.tl, compute),
+    }
+
+
+def combine_constants(parts: int, width: int) -> dict:
+    """The compile-time constants of `cuda_kernels.combine`, by name."""
+    padded = _power_of_two(parts)
+    return {"PARTS": parts, "PADDED": padded, "CHUNK": min(16, padded), "WIDTH": width}
+
+
+def choose_splits(programs: int, blocks: int, multiprocessors: int) -> int:
+    """Splits of the context, so that `programs` per split fill the chip about four times over.
+
+    A power of two, at most 128 and no more than the `blocks` of tokens there can be. It does not depend on the length,
+    which a captured graph could not follow.
+    """
+    wanted = max(1, 4 * multiprocessors // programs)
+    return min(128, _power_of_two(wanted), _power_of_two(blocks))
+
+
+def _attend(
+    q, k, v, length, scale, return_lse, block_table, k_scale=None, v_scale=None, k_zero=None, v_zero=None, latent_rank=0
+):
+    batch, q_heads, head_dim = q.shape
+    rows, kv_heads, capacity, stored_dim = k.shape
+    int4 = k.dtype == torch.uint8
+    group = q_heads // kv_heads
+    page = 0 if block_table is None else capacity
+    kind = "latent" if latent_rank else "wide" if k.element_size() > 1 else "narrow"
+    tail = head_dim - latent_rank if latent_rank else 0
+    v_form = "latent" if latent_rank else "rows" if v.stride(-1) == 1 else "columns"
+    settings = launch(kind, v_form, group, page, _capability(q.device))
+    _check(q, k, v, block_table, int4, tail, settings.block_t, latent_rank)
+
+    halves = 1
+    if k_scale is not None:
+        k_scale, v_scale, k_zero, v_zero = (s[..., None] if s is not None and s.dim() == 3 else s
+                                            for s in (k_scale, v_scale, k_zero, v_zero))  # fmt: skip
+        halves = k_scale.shape[-1]
+        _check_scales(k_scale, v_scale, k_zero, v_zero, k.shape[:3], allowed=(1, 2) if int4 else (1,))
+    lengths = _lengths(length, batch, capacity if not page else page * block_table.shape[1], q.device)
+
+    head_blocks = -(-group // settings.heads)
+    blocks = (capacity if not page else capacity * block_table.shape[1]) // settings.block_t
+    splits = choose_splits(batch * kv_heads * head_blocks, blocks, _multiprocessors(q.device))
+    out_dim = latent_rank or head_dim
+    parts = torch.empty(batch, q_heads, splits, out_dim, dtype=torch.float32, device=q.device)
+    part_lses = torch.empty(batch, q_heads, splits, dtype=torch.float32, device=q.device)
+    fixed = constants(
+        kind, settings, kv_heads=kv_heads, group=group, head_dim=head_dim, splits=splits, v_form=v_form,
+        compute=_compute_type(q, k), int4=int4, scales=0 if k_scale is None else halves, zeros=k_zero is not None,
+        page=page, tail=tail,
+    )  # fmt: skip
+    # A pointer that a variant does not read still has to be one: q stands in.
+    cuda_kernels.split_attention[(kv_heads * head_blocks, splits, batch)](
+        q, k, v, *(q if s is None else s for s in (k_scale, v_scale, k_zero, v_zero)),
+        lengths if block_table is None else block_table, lengths, parts, part_lses,
+        head_dim**-0.5 if scale is None else scale, group,
+        q.stride(0), q.stride(1),
+        k.stride(0), k.stride(1), k.stride(2),
+        v.stride(0), v.stride(1), v.stride(3 if v_form == "columns" else 2),
+        *((0, 0, 0, 0) if k_scale is None else k_scale.stride()),
+        0 if block_table is None else block_table.stride(0),
+        **fixed, num_warps=settings.warps, num_stages=settings.stages,
+    )  # fmt: skip
+    out, lse = _combine(parts, part_lses, q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def _lengths(length, batch: int, capacity: int, device: torch.device) -> torch.Tensor:
+    """int32 [batch] on the device, from an int or an integer tensor; only an int's value can be checked here."""
+    if not isinstance(length, torch.Tensor):
+        if not 0 <= length <= capacity:
+            raise ValueError(f"length must lie between 0 and the cache's capacity of {capacity} tokens, not {length}")
+        return torch.full((batch,), length, dtype=torch.int32, device=device)
+    if length.shape != (batch,) or length.is_floating_point() or length.device != device:
+        raise ValueError(
+            f"length must be an int or an integer tensor [{batch}] on {device}, "
+            f"not {length.dtype} {list(length.shape)} on {length.device}"
+        )
+    return length.to(torch.int32)
+
+
+def _combine(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 parts [batch, heads, n, width] and lses [batch, heads, n] → [batch, heads, width], [batch, heads]."""
+    batch, heads, count, width = parts.shape
+    out = torch.empty(batch, heads, width, dtype=dtype, device=parts.device)
+    lse = torch.empty(batch, heads, dtype=torch.float32, device=parts.device)
+    cuda_kernels.combine[(batch * heads,)](parts, lses, out, lse, **combine_constants(count, width))
+    return out, lse
+
+
+def _check(q, k, v, block_table, int4, tail, block_t, latent_rank) -> None:
+    batch, q_heads, head_dim = q.shape
+    rows, kv_heads, capacity, stored_dim = k.shape
+    expect = head_dim // 2 if int4 else head_dim
+    if stored_dim != expect:
+        raise ValueError(f"keys have rows of {stored_dim} where queries of head_dim {head_dim} need {expect}")
+    if not latent_rank and v.shape != k.shape:
+        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
+    if q_heads % kv_heads:
+        raise ValueError(f"{q_heads} query heads cannot share {kv_heads} KV heads evenly")
+    for width, name in ((expect - tail, "head_dim"), (tail or 16, "the rotary part of the latent")):
+        if width < 16 or width & (width - 1):
+            raise KernelUnsupported(f"{name} must give rows of a power of two of at least 16 numbers, not {width}")
+    if block_table is None:
+        if rows != batch:
+            raise ValueError(f"the cache holds {rows} sequences, the queries {batch}")
+        if capacity % CAPACITY_MULTIPLE:
+            raise KernelUnsupported(
+                f"a capacity of {capacity} tokens is not a multiple of {CAPACITY_MULTIPLE}: allocate the next multiple"
+            )
+    else:
+        if block_table.dim() != 2 or block_table.shape[0] != batch or block_table.dtype != torch.int32:
+            raise ValueError(
+                f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}"
+            )
+        if capacity < 16 or capacity % block_t or block_table.stride(1) != 1:
+            raise KernelUnsupported(
+                f"pages must hold 16, 32 or a multiple of {CAPACITY_MULTIPLE} tokens, not {capacity}"
+            )
+    if k.dtype == torch.float8_e4m3fn and q.is_cuda and _capability(q.device) < (8, 9):
+        raise KernelUnsupported("fp8 caches need compute capability 8.9 (Ada) or later; use int8 on this GPU")
+    for name, tensor, contiguous in (("q", q, (-1,)), ("keys", k, (-1,)), ("values", v, (-1, -2))):
+        _check_alignment(name, tensor, contiguous)
+
+
+def _check_alignment(name: str, tensor: torch.Tensor, contiguous: tuple[int, ...]) -> None:
+    """A pointer or a stride off the 16-byte grid does not fail: it silently turns 16-byte loads into single bytes."""
+    if tensor.device.type != "meta" and tensor.data_ptr() % 16:
+        raise KernelUnsupported(
+            f"{name} start at an address that is not a multiple of 16 bytes: do not slice inside a row"
+        )
+    if not any(tensor.stride(dim) == 1 for dim in contiguous):
+        raise KernelUnsupported(f"{name} must be contiguous along a row, strides are {tensor.stride()}")
+    for stride in tensor.stride():
+        if stride != 1 and stride * tensor.element_size() % 16:
+            raise KernelUnsupported(
+                f"{name} have a stride of {stride * tensor.element_size()} bytes, not a multiple of 16"
+            )
+
+
+def _check_scales(k_scale, v_scale, k_zero, v_zero, shape, allowed) -> None:
+    present = {"k_scale": k_scale, "v_scale": v_scale}
+    if k_zero is not None or v_zero is not None:
+        present |= {"k_zero": k_zero, "v_zero": v_zero}
+    for name, tensor in present.items():
+        if tensor is None:
+            raise ValueError(f"{name} is missing: keys and values are quantised alike")
+        if tensor.shape[:3] != shape or tensor.shape[3] not in allowed:
+            raise ValueError(
+                f"{name} must be {list(shape)} by {' or '.join(map(str, allowed))}, not {list(tensor.shape)}"
+            )
+        if tensor.stride() != k_scale.stride():
+            raise KernelUnsupported(f"{name} and k_scale must be laid out alike")
+
+
+def _compute_type(q: torch.Tensor, k: torch.Tensor) -> str:
+    """float32 queries are computed in float32; a 16-bit cache in its own type; 8 and 4 bits in fp16, which holds all
+    their values and which the hardware converts to directly."""
+    if q.dtype == torch.float32:
+        return "float32"
+    return "bfloat16" if k.dtype == torch.bfloat16 else "float16"
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS_ASSUMED
+    return torch.cuda.get_device_properties(device).multi_processor_count

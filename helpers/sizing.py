@@ -1,0 +1,121 @@
+"""Which synthetic model fits a device together with its cache, and what to do when it does not.
+
+Time does not care what the weights say, only how many bytes there are. So a GPU is timed on the real shape of
+Llama-3.1-8B where that fits, else on the 3B or 1B of the same family; a model far too large for it is timed as a slice
+of its layers.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterable
+
+import torch
+
+from helpers import geometry as geometries
+from helpers.geometry import Geometry
+
+FAMILY = ("Llama-3.1-8B", "Llama-3.2-3B", "Llama-3.2-1B")  # largest first
+# Activations, logits, the workspace of cuBLAS, a captured graph's pool, and what fragmentation loses.
+SPARE_BYTES = 1_500_000_000
+SPARE_FRACTION = 0.05
+
+
+class NothingFits(MemoryError):
+    """Not even the smallest candidate fits the memory that is free."""
+
+
+def model_bytes(geometry: Geometry, context: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of a decoder and a full cache of `context` tokens: weights, the whole input embedding, keys, values."""
+    weights = geometries.weight_bytes(geometry, dtype)
+    if not geometry.tied_embeddings:
+        weights += torch.empty(geometry.vocab, geometry.hidden, dtype=dtype, device="meta").nbytes
+    return weights + geometries.kv_bytes(geometry, context, batch, dtype)
+
+
+def usable_bytes(free_bytes: int) -> int:
+    """What of `free_bytes` may be planned with."""
+    return int(free_bytes - max(SPARE_BYTES, SPARE_FRACTION * free_bytes))
+
+
+def choose_geometry(
+    free_bytes: int, context: int = 8192, batch: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> Geometry:
+    """The largest model of FAMILY that fits with its cache.
+
+    Raises:
+        NothingFits: not even the smallest does; the message says how much is missing.
+    """
+    usable = usable_bytes(free_bytes)
+    for name in FAMILY:
+        geometry = geometries.get(name)
+        needed = model_bytes(geometry, context, batch, dtype)
+        if needed <= usable:
+            return geometry
+    raise NothingFits(
+        f"{name} with {context} tokens and a batch of {batch} needs {needed / 1e9:.1f} GB and {usable / 1e9:.1f} of "
+        f"{free_bytes / 1e9:.1f} GB can be planned with: shorten the context, or free memory on the device"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A model too large for the device, cut down to `part.layers` of its `whole.layers` layers.
+
+    Timed twice, once with all layers of the slice and once with half of them: the difference is the time of those
+    layers alone, without embedding and head, of which the whole model has one each as well.
+    """
+
+    whole: Geometry
+    part: Geometry
+    half: Geometry
+
+    def whole_seconds(self, part_seconds: float, half_seconds: float) -> float:
+        """Time of the whole model from the times of `part` and `half`."""
+        a_layer = (part_seconds - half_seconds) / (self.part.layers - self.half.layers)
+        return part_seconds + (self.whole.layers - self.part.layers) * a_layer
+
+    def __str__(self):
+        whole, part, half = self.whole.layers, self.part.layers, self.half.layers
+        return (
+            f"{self.whole.name}: timed with {part} and with {half} of its {whole} layers; the whole is the former plus "
+            f"{whole - part} layers at (difference ÷ {part - half}) each"
+        )
+
+
+def slice_of(
+    whole: Geometry, free_bytes: int, context: int = 8192, batch: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> Slice:
+    """As many layers of `whole` as fit `free_bytes` with their cache, at most all of them.
+
+    Raises:
+        NothingFits: fewer than two layers fit.
+    """
+    one, two = (model_bytes(whole.replace(layers=layers), context, batch, dtype) for layers in (1, 2))
+    layers = min(whole.layers, 1 + (usable_bytes(free_bytes) - one) // (two - one))
+    if layers < 2:
+        raise NothingFits(
+            f"two layers of {whole.name} with {context} tokens and a batch of {batch} need {two / 1e9:.1f} GB; "
+            f"{free_bytes / 1e9:.1f} GB are free"
+        )
+    part, half = (whole.replace(name=f"{whole.name}, {n} layers", layers=n) for n in (layers, layers // 2))
+    return Slice(whole, part, half)
+
+
+def first_that_fits(candidates: Iterable, build: Callable):
+    """build(candidate) of the first candidate for which it does not run out of memory; a line for each that does.
+
+    Raises:
+        NothingFits: all ran out of memory.
+    """
+    tried = []
+    for candidate in candidates:
+        try:
+            return build(candidate)
+        except torch.OutOfMemoryError:
+            tried.append(getattr(candidate, "name", str(candidate)))
+            print(f"{tried[-1]} does not fit the memory that is free; trying a smaller one.")
+        # Outside of the handler, whose traceback would keep the half-built model alive.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    raise NothingFits(f"nothing fits the memory that is free on the device; tried: {', '.join(tried) or 'none'}")

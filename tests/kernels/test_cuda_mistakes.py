@@ -1,0 +1,92 @@
+"""The comparison with float64 has teeth: each of these mistakes in the kernel is caught by it.
+
+That the kernel without a mistake passes is in test_cuda_attention.py.
+"""
+
+import importlib.util
+import inspect
+
+import pytest
+import torch
+
+from helpers.kernels import cuda, cuda_kernels
+from tools import attention_cases
+
+# What goes wrong: (text in the kernel, what it becomes, the case that must notice).
+MISTAKES = {
+    "the last, partial block is forgotten": (
+        "tl.minimum(first + share, length)",
+        "tl.minimum(first + share, length // BLOCK_T * BLOCK_T)",
+        "gqa",
+    ),
+    "stale tokens are not masked": ("start + token < length", "start + token < length + BLOCK_T", "gqa"),
+    "one token too many": ("start + token < length", "start + token <= length", "gqa"),
+    "another sequence's length": ("tl.load(lengths_ptr + batch)", "tl.load(lengths_ptr)", "gqa"),
+    "query heads are dealt out in turns": (
+        "kv_head * group + head[None, :]",
+        "head[None, :] * KV_HEADS + kv_head",
+        "gqa",
+    ),
+    "only the first block of query heads": (
+        "head_block * HEADS +",
+        "0 * head_block +",
+        "mqa with more heads than a program holds",
+    ),
+    "the output is not faded": ("out *= fade[None, :]", "out *= 1.0", "gqa in one split"),
+    "the sum is not faded": ("total * fade +", "total +", "gqa in one split"),
+    "parts are averaged evenly": (
+        'other=float("-inf")) - safe_top)',
+        'other=float("-inf")) * 0.0)',
+        "gqa",
+    ),
+    "an empty part counts": ('* LN_2, float("-inf"))', "* LN_2, 0.0)", "gqa"),
+    "the log-sum-exp stays in base 2": ("tl.log2(divisor)) * LN_2", "tl.log2(divisor))", "gqa"),
+    "the next page": ("start // PAGE)", "start // PAGE + 1)", "paged, 16 tokens a page"),
+    "the page's first tokens": ("tl.multiple_of(start % PAGE, BLOCK_T)", "0 * start", "paged, 128 tokens a page"),
+    "nibbles are swapped": ("widen_low(k, COMPUTE)", "widen_high(k, COMPUTE)", "int4, groups"),
+    "both groups take the first scale": (
+        "k_scale_ptr + scale_line + scale_stride_half",
+        "k_scale_ptr + scale_line",
+        "int4, groups",
+    ),
+    "values take the scales of keys": (
+        "tl.load(v_scale_ptr + scale_line)",
+        "tl.load(k_scale_ptr + scale_line)",
+        "int8",
+    ),
+    "the scale is another token's": ("+ (inside + token) * scale_stride_token", "+ token * scale_stride_token", "int8"),
+    "zero points of values are dropped": (
+        "out_high += tl.sum(weights * v_zero_high[:, None], 0)[None, :]",
+        "pass",
+        "int4, groups and zero points",
+    ),
+    "int8 is read as unsigned": ("- 1152.0", "- 1024.0", "int8"),
+    "the rotary key is left out": (
+        "if TAIL > 0:\n                k_tail",
+        "if TAIL > 9999:\n                k_tail",
+        "latent",
+    ),
+}
+
+
+def with_mistake(text: str, instead: str, folder):
+    """The kernels with one piece of their source replaced, as a module."""
+    source = inspect.getsource(cuda_kernels)
+    assert text in source, f"the kernel no longer contains {text!r}: this mistake is not seeded"
+    path = folder / "kernels_with_a_mistake.py"
+    path.write_text(source.replace(text, instead), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_is_caught(mistake, monkeypatch, tmp_path):
+    text, instead, name = MISTAKES[mistake]
+    if name.endswith(" in one split"):
+        name = name.removesuffix(" in one split")
+        monkeypatch.setattr(cuda, "choose_splits", lambda programs, blocks, multiprocessors: 1)
+    case = attention_cases.cases(torch.float32)[name]()
+    monkeypatch.setattr(cuda, "cuda_kernels", with_mistake(text, instead, tmp_path))
+    assert not case.error() <= 100 * case.tolerance

@@ -1,0 +1,265 @@
+"""Every cache layout that the GPU kernel serves, each with inputs made to catch mistakes and its answer in float64.
+
+The tests run these through Triton's interpreter, `tools.gpu_check` on a GPU. Needs torch and triton only.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from helpers.kernels import cuda
+
+CAPACITY = 128  # tokens: two blocks of 64
+LENGTHS = (101, 0, 1, 128)  # in one batch: odd, empty, a single token, full
+BEYOND = 300.0  # stale values past the end of a sequence: finite, as the kernel asks, and large enough to be noticed
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@dataclasses.dataclass
+class Case:
+    """One call of the kernel: `run` returns (output, log-sum-exp), `expected` holds the same in float64."""
+
+    name: str
+    run: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    expected: tuple[torch.Tensor, torch.Tensor]
+    tolerance: float
+
+    def error(self) -> float:
+        """Largest error of output and log-sum-exp over the largest expected number; infinite where one is missing."""
+        with poisoned():
+            results = self.run()
+        worst = 0.0
+        for got, want in zip(results, self.expected, strict=True):
+            got, want = got.double().cpu(), want.cpu()
+            finite = torch.isfinite(want)
+            if not torch.equal(torch.isfinite(got), finite) or not torch.equal(got[~finite], want[~finite]):
+                return float("inf")
+            worst = max(worst, ((got - want)[finite].abs().max() / want[finite].abs().max()).item())
+        return worst
+
+
+@contextlib.contextmanager
+def poisoned():
+    """Fill what torch.empty returns with NaN, so that a number that nobody wrote cannot pass for a result."""
+    plain = torch.empty
+
+    def empty(*args, **kwargs):
+        tensor = plain(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    torch.empty = empty
+    try:
+        yield
+    finally:
+        torch.empty = plain
+
+
+def attention(q, k, v, lengths, scale) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float64, one KV head after the other: q [batch, q_heads, d], k and v [batch, kv_heads, capacity, ·]."""
+    q, k, v = q.double().cpu(), k.double().cpu(), v.double().cpu()
+    batch, q_heads, _ = q.shape
+    group = q_heads // k.shape[1]
+    out = torch.zeros(batch, q_heads, v.shape[-1], dtype=torch.float64)
+    lse = torch.full((batch, q_heads), -torch.inf, dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        for kv_head in range(k.shape[1] if length else 0):
+            heads = slice(kv_head * group, (kv_head + 1) * group)
+            scores = q[b, heads] @ k[b, kv_head, :length].T * scale
+            lse[b, heads] = torch.logsumexp(scores, -1)
+            out[b, heads] = torch.softmax(scores, -1) @ v[b, kv_head, :length]
+    return out, lse
+
+
+def cases(dtype: torch.dtype, device="cpu", fp8: bool = True) -> dict[str, Callable[[], Case]]:
+    """Makers of all cases by name; `dtype` is that of the queries and of the caches that are not quantised."""
+    made = {
+        "mha": lambda: _wide(dtype, device, kv_heads=3, group=1),
+        "gqa": lambda: _wide(dtype, device, kv_heads=2, group=3),
+        "mqa with more heads than a program holds": lambda: _wide(dtype, device, kv_heads=1, group=40),
+        "paged, 16 tokens a page": lambda: _paged(dtype, device, page=16),
+        "paged, 128 tokens a page": lambda: _paged(dtype, device, page=128),
+        "int8": lambda: _int8(dtype, device, columns=False),
+        "int8, V transposed": lambda: _int8(dtype, device, columns=True),
+        "int8, paged": lambda: _int8(dtype, device, columns=False, page=64),
+        "int4, one scale a token": lambda: _int4(dtype, device, groups=1, columns=True, zeros=False),
+        "int4, groups": lambda: _int4(dtype, device, groups=2, columns=True, zeros=False),
+        "int4, groups and zero points": lambda: _int4(dtype, device, groups=2, columns=False, zeros=True),
+        "latent": lambda: _latent(dtype, device),
+        "shared prefix": lambda: _cascade(dtype, device),
+    }
+    if fp8:
+        made["fp8"] = lambda: _fp8(dtype, device, scales=False)
+        made["fp8, scales"] = lambda: _fp8(dtype, device, scales=True)
+    return made
+
+
+def _random(*shape, dtype, device, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def _lengths(device):
+    return torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+
+
+def _keys_values(dtype, device, kv_heads, dim):
+    """Keys and values [batch, kv_heads, CAPACITY, dim] with stale numbers beyond each length."""
+    shape = (len(LENGTHS), kv_heads, CAPACITY, dim)
+    k, v = (_random(*shape, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
+    for b, length in enumerate(LENGTHS):
+        k[b, :, length:] = BEYOND
+        v[b, :, length:] = -BEYOND
+    return k, v
+
+
+def _queries(dtype, device, heads, dim):
+    return _random(len(LENGTHS), heads, dim, dtype=dtype, device=device, seed=3)
+
+
+def _wide(dtype, device, kv_heads, group, dim=32):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+    return Case(
+        "wide",
+        lambda: cuda.decode_attention(q, k, v, _lengths(device), return_lse=True),
+        attention(q, k, v, LENGTHS, dim**-0.5),
+        TOLERANCE[dtype],
+    )
+
+
+def _into_pages(tensors, page, seed=4):
+    """Scatter [batch, kv_heads, CAPACITY, ·] tensors over shuffled pages; returns them and the block table.
+
+    Page 0 belongs to nobody. The table has a spare column that names it, and so a wrong look-up reads wrong numbers
+    rather than memory that is not there.
+    """
+    batch, heads, capacity = tensors[0].shape[:3]
+    count = capacity // page
+    order = torch.randperm(batch * count, generator=torch.Generator().manual_seed(seed)).view(batch, count) + 1
+    pools = []
+    for tensor in tensors:
+        pool = torch.zeros(batch * count + 1, heads, page, *tensor.shape[3:], dtype=tensor.dtype, device=tensor.device)
+        for b in range(batch):
+            for i in range(count):
+                pool[order[b, i]] = tensor[b, :, i * page : (i + 1) * page]
+        pools.append(pool)
+    table = torch.zeros(batch, count + 1, dtype=torch.int32)
+    table[:, :count] = order
+    return pools, table.to(tensors[0].device)
+
+
+def _paged(dtype, device, page, kv_heads=2, group=2, dim=32):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+    (k_pages, v_pages), table = _into_pages((k, v), page)
+    return Case(
+        "paged",
+        lambda: cuda.decode_attention(q, k_pages, v_pages, _lengths(device), return_lse=True, block_table=table),
+        attention(q, k, v, LENGTHS, dim**-0.5),
+        TOLERANCE[dtype],
+    )
+
+
+def _scales(device, *more, seed):
+    """Scales that differ tenfold between tokens, heads and groups."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(LENGTHS), 2, CAPACITY, *more)
+    return (0.1 + torch.rand(shape, generator=generator)).to(device)
+
+
+def _as_columns(v):
+    """The same [.., capacity, dim] tensor, stored [.., dim, capacity]."""
+    return v.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _int8(dtype, device, columns, page=0, dim=32):
+    q = _queries(dtype, device, 6, dim)
+    generator = torch.Generator().manual_seed(5)
+    shape = (len(LENGTHS), 2, CAPACITY, dim)
+    k, v = (torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).to(device) for _ in range(2))
+    k_scale, v_scale = (_scales(device, seed=seed) / 64 for seed in (6, 7))
+    expected = attention(q, k * k_scale[..., None].double(), v * v_scale[..., None].double(), LENGTHS, dim**-0.5)
+    table = None
+    if page:
+        (k, v, k_scale, v_scale), table = _into_pages((k, v, k_scale, v_scale), page)
+    v = _as_columns(v) if columns else v
+    return Case(
+        "int8",
+        lambda: cuda.decode_attention_int8(
+            q, k, k_scale, v, v_scale, _lengths(device), return_lse=True, block_table=table
+        ),
+        expected,
+        TOLERANCE[dtype],
+    )
+
+
+def _unpack(packed):
+    return torch.cat([packed & 15, packed >> 4], dim=-1).double()
+
+
+def _int4(dtype, device, groups, columns, zeros, dim=32):
+    q = _queries(dtype, device, 6, dim)
+    generator = torch.Generator().manual_seed(8)
+    shape = (len(LENGTHS), 2, CAPACITY, dim // 2)
+    k, v = (torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device) for _ in range(2))
+    k_scale, v_scale = (_scales(device, groups, seed=seed) / 4 for seed in (9, 10))
+    k_zero, v_zero = (_scales(device, groups, seed=seed) - 3 if zeros else None for seed in (11, 12))
+
+    def dequantise(packed, scale, zero):
+        wide = scale.double().repeat_interleave(dim // groups, dim=-1)
+        offset = zero.double().repeat_interleave(dim // groups, dim=-1) if zeros else -8 * wide
+        return _unpack(packed) * wide + offset
+
+    expected = attention(q, dequantise(k, k_scale, k_zero), dequantise(v, v_scale, v_zero), LENGTHS, dim**-0.5)
+    stored_v = _as_columns(v) if columns else v
+    return Case(
+        "int4",
+        lambda: cuda.decode_attention_int4(
+            q, k, k_scale, stored_v, v_scale, _lengths(device), k_zero=k_zero, v_zero=v_zero, return_lse=True
+        ),
+        expected,
+        TOLERANCE[dtype],
+    )
+
+
+def _fp8(dtype, device, scales, dim=32):
+    q = _queries(dtype, device, 6, dim)
+    k, v = (x.to(torch.float8_e4m3fn) for x in _keys_values(torch.float32, device, 2, dim))
+    k_scale, v_scale = (_scales(device, seed=seed) if scales else None for seed in (6, 7))
+    wide_k, wide_v = (x.double() * (1 if s is None else s.double()[..., None]) for x, s in ((k, k_scale), (v, v_scale)))
+    stored_v = _as_columns(v)
+    return Case(
+        "fp8",
+        lambda: cuda.decode_attention_fp8(q, k, stored_v, _lengths(device), k_scale, v_scale, return_lse=True),
+        attention(q, wide_k, wide_v, LENGTHS, dim**-0.5),
+        TOLERANCE[dtype],
+    )
+
+
+def _latent(dtype, device, heads=20, rank=64, rope=16):
+    q = _queries(dtype, device, heads, rank + rope)
+    latent, _ = _keys_values(dtype, device, 1, rank + rope)
+    latent = latent[:, 0]
+    return Case(
+        "latent",
+        lambda: cuda.decode_attention_latent(q, latent, rank, _lengths(device), 0.1, return_lse=True),
+        attention(q, latent[:, None], latent[:, None, :, :rank], LENGTHS, 0.1),
+        TOLERANCE[dtype],
+    )
+
+
+def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+    prefix_k, prefix_v = (_random(1, kv_heads, 128, dim, dtype=dtype, device=device, seed=seed) for seed in (13, 14))
+    prefix_k[:, :, prefix:] = BEYOND
+    batch = len(LENGTHS)
+    whole_k, whole_v = (
+        torch.cat([shared[:, :, :prefix].expand(batch, -1, -1, -1), own], dim=2)
+        for shared, own in ((prefix_k, k), (prefix_v, v))
+    )
+    return Case(
+        "shared prefix",
+        lambda: (cuda.cascade_attention(q, prefix_k, prefix_v, prefix, k, v, _lengths(device)),),
+        attention(q, whole_k, whole_v, [prefix + length for length in LENGTHS], dim**-0.5)[:1],
+        TOLERANCE[dtype],
+    )
