@@ -222,6 +222,7 @@ def kv_bytes(
     return sum(t.nbytes for t in kv_tensors(geometry, tokens, batch, dtype, windowed=windowed))
 
 
+@functools.lru_cache(maxsize=256)  # a Decoder, even without bytes, takes a tenth of a second to build
 def weight_bytes(geometry: Geometry, dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes of weights that one batch-1 decode step streams.
 

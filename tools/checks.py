@@ -30,6 +30,10 @@ def source_problems(number: str, notebook: dict) -> list[str]:
         for marker in (BEGIN_SOLUTION, BEGIN_HIDDEN):
             if marker in text(cell):
                 problems.append(f"{cell['id']}: `{marker}` in a cell that is neither answer= nor test=")
+        try:
+            ast.parse(_without_magics(text(cell)))
+        except SyntaxError as error:
+            problems.append(f"{cell['id']}: not plain Python ({error.msg}, line {error.lineno})")
     return problems or _dependency_problems(by_kind)
 
 
@@ -164,15 +168,19 @@ def _dependency_problems(by_kind: dict[str, list[dict]]) -> list[str]:
     return problems
 
 
+def _without_magics(source: str) -> str:
+    """The cell with IPython's own lines blanked."""
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+
+
 class _names:
     """The names a cell binds at its top level, and those it looks up there; nothing for a cell with magics."""
 
     def __init__(self, source: str):
         self.bound: set[str] = set()
         self.used: set[str] = set()
-        lines = (line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
         try:
-            table = symtable.symtable("\n".join(lines), "cell", "exec")
+            table = symtable.symtable(_without_magics(source), "cell", "exec")
         except SyntaxError:
             return
         for symbol in table.get_symbols():
