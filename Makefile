@@ -13,6 +13,9 @@ else
 AUTHORING := $(VENV)
 endif
 
+# Threads that wait spin for a moment only: see helpers/__init__.py.
+export GOMP_SPINCOUNT ?= 10000
+
 READY := $(VENV)/.installed
 RUN := $(VENV)/bin/python -m
 

@@ -2,7 +2,8 @@
 
 import os
 
-# A decode step hands work to the cores some hundred times. GNU OpenMP, which torch and numba share, would put the waiting
-# threads to sleep in between, and to wake one costs up to 30 µs: several milliseconds a step. Spinning a fraction of a
-# millisecond first avoids that. OpenMP reads this once, when torch is imported, so it is set before that.
+# A decode step hands work to the cores some hundred times. GNU OpenMP, which torch and numba share on Linux, lets the
+# waiting threads spin in between: for milliseconds by default, which starves everybody on a machine that is shared, or
+# not at all, and then to wake one costs up to 30 µs. A fraction of a millisecond serves both. OpenMP reads this once,
+# when torch is imported; the Makefile sets it too, for notebooks that import torch first.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

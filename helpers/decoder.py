@@ -110,7 +110,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def _decode(self, x: torch.Tensor, cache) -> torch.Tensor:
-        """The same for one token per sequence, x [batch, hidden], in three launches around the cache instead of nine."""
+        """The same for one token per sequence, x [batch, hidden], in three calls around the cache, not nine."""
         attention, mlp, kernels = self.attention, self.mlp, self.kernels
         qkv = kernels.norm_linear(x, self.attention_norm.weight, self.attention_norm.eps, attention.qkv.weight)
         mixed = attention.mix(qkv[:, None], cache)[:, 0]
@@ -205,6 +205,6 @@ class Decoder(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that one decode step streams: every matrix once, of an untied embedding only the rows used."""
+        """Bytes of weights that one decode step streams: every matrix once, an untied input embedding not at all."""
         total = sum(parameter.nbytes for parameter in self.parameters())
         return total if self.geometry.tied_embeddings else total - self.embedding.nbytes

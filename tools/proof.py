@@ -5,7 +5,6 @@ solution full marks on each graded cell and every untouched notebook 0.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,11 +27,7 @@ def lint() -> list[tuple[str, bool]]:
 def tests() -> list[tuple[str, bool]]:
     """pytest: the tests that time this machine run alone, the others side by side."""
     command = [sys.executable, "-m", "pytest"]
-    # Two processes with as many OpenMP threads each as there are cores: spinning ones would starve each other.
-    shared = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    parallel = subprocess.run(
-        [*command, "-m", "not clock", "-n", PYTEST_WORKERS, "--dist", "loadfile"], cwd=ROOT, env=shared
-    )
+    parallel = subprocess.run([*command, "-m", "not clock", "-n", PYTEST_WORKERS, "--dist", "loadfile"], cwd=ROOT)
     alone = subprocess.run([*command, "-m", "clock"], cwd=ROOT)
     # 5: no test carries the mark, which is no failure.
     return [("pytest", parallel.returncode == 0), ("pytest, alone on the machine", alone.returncode in (0, 5))]

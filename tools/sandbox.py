@@ -20,7 +20,7 @@ from helpers.paths import cache_dir
 from tools.units import ROOT, CourseError
 
 HIDDEN_IN_PROJECT = (".git", "build", "solutions", "submissions", "tests", "work")
-KEPT_VARIABLES = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+KEPT_VARIABLES = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def problem(bubblewrap: str = "bwrap") -> str:

@@ -24,8 +24,8 @@ Shapes, alike in all backends:
         value = number · scale
 
     decode_attention_int4(q, k_q, k_scale, v_q, v_scale, length, k_zero=None, v_zero=None, scale=None, return_lse=False)
-        uint8 [batch, kv_heads, capacity, head_dim/2]: a byte holds dim j in its low nibble and dim j + head_dim/2 in its
-        high one. value = nibble · scale + zero; without zeros, (nibble - 8) · scale. A scale serves
+        uint8 [batch, kv_heads, capacity, head_dim/2]: a byte holds dim j in its low nibble and dim j + head_dim/2 in
+        its high one. value = nibble · scale + zero; without zeros, (nibble - 8) · scale. A scale serves
             a group of dims of one token:    [batch, kv_heads, capacity, groups]          per token, the form of values
             one dim of a block of tokens:    [batch, kv_heads, capacity/block, head_dim]  per channel, for keys
         (per channel: cpu and reference only; `cuda` takes one or two groups a token).
@@ -71,7 +71,9 @@ def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = No
     elif name not in BACKENDS:
         raise ValueError(f"no kernel backend {name!r}: choose {', '.join(BACKENDS)}, or None for the fastest")
     elif name != "reference" and device.type not in (name, "meta"):
-        raise ValueError(f"the {name!r} backend does not run on device {str(device)!r}: leave the backend out, or take 'reference'")
+        raise ValueError(
+            f"the {name!r} backend does not run on device {str(device)!r}: leave the backend out, or take 'reference'"
+        )
     return importlib.import_module(f"helpers.kernels.{name}")
 
 

@@ -1,8 +1,8 @@
 """The CPU backend: checks and zero-copy views around the compiled loops of `cpu_kernels`.
 
 Everything is float32 (caches also int8 and packed int4); torch tensors in, torch tensors out. The loops run on as many
-cores as torch uses. They are compiled once per machine, in about ten seconds, and kept on disk; `warm_up` does it ahead
-of anything that is timed.
+cores as torch uses. They are compiled once per machine, in some twenty seconds, and kept on disk; `warm_up` does it
+ahead of anything that is timed.
 """
 
 import math
@@ -71,9 +71,7 @@ def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) ->
     return y
 
 
-def mlp_add(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
+def mlp_add(x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """x + down(silu(gate) · up), with gate and up of rms_norm(x), in one call.
 
     x [batch, hidden], gate_up [2 · intermediate, hidden] (gate first), down [hidden, intermediate] → [batch, hidden].
@@ -89,7 +87,7 @@ def mlp_add(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int) -> torch.Tensor:
-    """x [batch, heads, head_dim] rotated to `position`; cos and sin [positions, head_dim] as from `helpers.rope.tables`."""
+    """x [batch, heads, head_dim] rotated to `position`; cos and sin [positions, head_dim] of `helpers.rope`."""
     out = torch.empty(x.shape)
     cpu_kernels.rotate(x.numpy(), cos.numpy(), sin.numpy(), position, out.numpy())
     return out
@@ -115,7 +113,9 @@ def decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, ret
     for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
         _check_type(name, tensor, torch.float32)
         if tensor.shape != k_q.shape[:3]:
-            raise ValueError(f"{name} must be [batch, kv_heads, capacity] = {list(k_q.shape[:3])}, not {list(tensor.shape)}")
+            raise ValueError(
+                f"{name} must be [batch, kv_heads, capacity] = {list(k_q.shape[:3])}, not {list(tensor.shape)}"
+            )
     return _attend(cpu_kernels.attention_int8, q, k_q, (k_q, k_scale, v_q, v_scale), length, scale, return_lse)
 
 
@@ -173,7 +173,11 @@ def _attend(kernel, q, k, arrays, length, scale, return_lse):
 
 
 def _lengths(length, batch: int, capacity: int) -> list[int]:
-    lengths = [int(tokens) for tokens in length] if isinstance(length, torch.Tensor) and length.dim() else [int(length)] * batch
+    lengths = (
+        [int(tokens) for tokens in length]
+        if isinstance(length, torch.Tensor) and length.dim()
+        else [int(length)] * batch
+    )
     if len(lengths) != batch:
         raise ValueError(f"{len(lengths)} lengths given for a batch of {batch}")
     if min(lengths) < 0 or max(lengths) > capacity:
@@ -193,11 +197,16 @@ def _grid(name: str, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tens
         raise ValueError(f"{name}_zero {list(zero.shape)} must have the shape of {name}_scale {list(scale.shape)}")
     batch, kv_heads, capacity, half = packed.shape
     rows, columns = scale.shape[2:] if scale.dim() == 4 else (0, 0)
-    fits = rows and columns and capacity % rows == 0 and (columns in (1, 2 * half) or columns % 2 == half % (columns // 2) == 0)
+    fits = (
+        rows
+        and columns
+        and capacity % rows == 0
+        and (columns in (1, 2 * half) or columns % 2 == half % (columns // 2) == 0)
+    )
     if scale.shape[:2] != packed.shape[:2] or not fits:
         raise ValueError(
             f"{name}_scale {list(scale.shape)} does not tile the cache: it must be [batch, kv_heads, capacity, groups] "
-            f"(per token, groups dividing head_dim evenly) or [batch, kv_heads, capacity / block, head_dim] (per channel) "
+            f"(per token) or [batch, kv_heads, capacity / block, head_dim] (per channel) "
             f"for packed numbers {list(packed.shape)}"
         )
     return scale, zero
@@ -216,8 +225,8 @@ def _check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         raise KernelUnsupported(f"{name} is on {tensor.device}; the cpu backend needs it in the computer's own memory")
     if not tensor.is_contiguous():
         raise KernelUnsupported(
-            f"{name} {list(tensor.shape)} is not contiguous (strides {tensor.stride()}): pass the whole buffer and a length "
-            "instead of a slice, or call .contiguous(), which copies it"
+            f"{name} {list(tensor.shape)} is not contiguous (strides {tensor.stride()}): pass the whole buffer and a "
+            "length instead of a slice, or call .contiguous(), which copies it"
         )
 
 
@@ -240,8 +249,6 @@ def _check_cache(q, k, v, dtype: torch.dtype, head_dim: int) -> None:
             "[batch, kv_heads, capacity, head_dim]"
         )
     if q.shape[0] != k.shape[0] or q.shape[2] != head_dim:
-        raise ValueError(
-            f"q {list(q.shape)} does not fit a cache of {k.shape[0]} sequences and head_dim {head_dim}"
-        )
+        raise ValueError(f"q {list(q.shape)} does not fit a cache of {k.shape[0]} sequences and head_dim {head_dim}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly")

@@ -217,7 +217,7 @@ def rotate(x, cos, sin, position, out):
 
 @_compiled()
 def append_rotated(k, v, cos, sin, position, keys, values, layer):
-    """Keys, rotated to `position`, and values of one token to their places in [layers, batch, kv_heads, capacity, ·]."""
+    """Keys, rotated to `position`, and values of one token, put into [layers, batch, kv_heads, capacity, ·]."""
     rotate(k, cos, sin, position, keys[layer, :, :, position])
     for b in range(v.shape[0]):
         for h in range(v.shape[1]):
@@ -288,7 +288,7 @@ def _scores3(q, g, keys, s):
 
 @_compiled(no_cpython_wrapper=True)
 def _values1(p, g, values, first, out):
-    """out[g] += Σ p[g, t] · values[t] for t ≥ first: one query head, eight tokens for each time that `out` is touched."""
+    """out[g] += Σ p[g, t] · values[t] for t ≥ first: one query head, eight tokens each time `out` is touched."""
     whole = values.shape[0] - (values.shape[0] - first) % 8
     for t in range(first, whole, 8):
         p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
@@ -411,16 +411,20 @@ def _unpack(packed, scale, zero, first, rows_per_scale, tile):
     """
     tokens, half, columns = tile.shape[0], packed.shape[1], scale.shape[1]
     row, served = first // rows_per_scale, first % rows_per_scale
-    # Reshaped so that the innermost index is the plain loop variable: an index like half + j may be negative for all that
-    # numba knows, and the test for it would keep the loop from being vectorised.
+    # Reshaped so that the innermost index is the plain loop variable: an index like half + j may be negative for
+    # all that numba knows, and the test for it would keep the loop from being vectorised.
     if columns == 2 * half:
         halves = tile.reshape((tokens, 2, half))
         scales, zeros = scale.reshape((scale.shape[0], 2, half)), zero.reshape((zero.shape[0], 2, half))
         for t in range(tokens):
             for j in range(half):
-                halves[t, 0, j] = f32(np.int32(np.int32(packed[first + t, j]) & 15)) * scales[row, 0, j] + zeros[row, 0, j]
+                halves[t, 0, j] = (
+                    f32(np.int32(np.int32(packed[first + t, j]) & 15)) * scales[row, 0, j] + zeros[row, 0, j]
+                )
             for j in range(half):
-                halves[t, 1, j] = f32(np.int32(np.int32(packed[first + t, j]) >> 4)) * scales[row, 1, j] + zeros[row, 1, j]
+                halves[t, 1, j] = (
+                    f32(np.int32(np.int32(packed[first + t, j]) >> 4)) * scales[row, 1, j] + zeros[row, 1, j]
+                )
             served += 1
             if served == rows_per_scale:
                 row, served = row + 1, 0

@@ -52,7 +52,7 @@ def decode_attention_int4(
 def unpack_int4(packed, scale, zero=None):
     """uint8 [batch, kv_heads, capacity, head_dim/2] → values [batch, kv_heads, capacity, head_dim] in scale's dtype.
 
-    A byte holds dims j (low nibble) and j + head_dim/2 (high nibble). scale and zero are [batch, kv_heads, rows, columns];
+    A byte holds dims j (low nibble) and j + head_dim/2 (high). scale and zero are [batch, kv_heads, rows, columns];
     each of their numbers serves capacity/rows tokens by head_dim/columns dims. Without zeros, (nibble - 8) · scale.
     """
     zero = -8 * scale if zero is None else zero

@@ -417,8 +417,9 @@ _ = plots.curve(None, contexts, measured, spread=spread, xlabel="context (tokens
                 title=f"One model, four ways to keep its cache ({card.name})")
 
 # %% [markdown]
-# Two stories in one picture: the naive reader saves memory and costs time, the fused ones save both. Fit the lines
-# and let them say where they cross. (A slope below zero says that the machine was too busy to be measured: run the
+# Two stories in one picture: the naive reader saves memory and costs time, fused int8 saves both. And fused int4, with
+# the fewest bytes of all? Where it is no faster than int8 it has run out of instructions, not of bytes, and the last
+# exercise is about that. Fit the lines and let them say where they cross. (A slope below zero says that the machine was too busy to be measured: run the
 # cell above again.)
 
 # %%

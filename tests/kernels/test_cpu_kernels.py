@@ -58,7 +58,7 @@ def int8(x):
 
 
 def int4(x, tokens, dims):
-    """Asymmetric 4 bits, one scale and zero for a block of tokens × dims; (packed, scale, zero, values it stands for)."""
+    """4 bits, one scale and zero for a block of tokens × dims; (packed, scale, zero, values it stands for)."""
     batch, heads, capacity, head_dim = x.shape
     blocks = x.double().view(batch, heads, capacity // tokens, tokens, head_dim // dims, dims)
     low, high = blocks.amin((3, 5), keepdim=True), blocks.amax((3, 5), keepdim=True)
@@ -100,7 +100,9 @@ def test_int4_attention_per_token_is_that_of_the_dequantised_cache(shape, groups
     head_dim, length = shape[3], shape[-1]
     k_q, k_scale, k_zero, k_values = int4(k, 1, head_dim // groups)
     v_q, v_scale, v_zero, v_values = int4(v, 1, head_dim // groups)
-    k_q, k_scale, k_zero, v_q, v_scale, v_zero = (poison(t, length) for t in (k_q, k_scale, k_zero, v_q, v_scale, v_zero))
+    k_q, k_scale, k_zero, v_q, v_scale, v_zero = (
+        poison(t, length) for t in (k_q, k_scale, k_zero, v_q, v_scale, v_zero)
+    )
     result = cpu.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, length, k_zero, v_zero, return_lse=True)
     assert_same(result, exact(q, k_values, v_values, length))
 
@@ -120,7 +122,9 @@ def test_int4_without_zeros_is_symmetric_about_eight():
     k_q, k_scale, *_ = int4(k, 1, 64)
     v_q, v_scale, *_ = int4(v, 1, 64)
     without = cpu.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, 31)
-    given = cpu.decode_attention_int4(q, k_q, k_scale[..., 0], v_q, v_scale[..., 0], 31, -8 * k_scale[..., 0], -8 * v_scale[..., 0])
+    given = cpu.decode_attention_int4(
+        q, k_q, k_scale[..., 0], v_q, v_scale[..., 0], 31, -8 * k_scale[..., 0], -8 * v_scale[..., 0]
+    )
     torch.testing.assert_close(without, given)
 
 
@@ -205,7 +209,7 @@ def cache(*shape, dtype=torch.float32):
         (lambda: cpu.decode_attention(cache(2, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "does not fit"),
         (lambda: cpu.decode_attention(cache(1, 4, 32), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "does not fit"),
         (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64), cache(1, 2, 9, 64), 8), "must be"),
-        (lambda: cpu.decode_attention(cache(1, 4, 64), cache(1, 2, 8, 64)[:, :, :4], cache(1, 2, 4, 64), 4), "whole buffer"),
+        (lambda: cpu.decode_attention(cache(1, 4, 8), cache(1, 2, 8, 8)[:, :, :4], cache(1, 2, 4, 8), 3), "whole"),
         (lambda: cpu.decode_attention(cache(1, 4, 64).half(), cache(1, 2, 8, 64), cache(1, 2, 8, 64), 8), "reference"),
         (
             lambda: cpu.decode_attention(

@@ -1,0 +1,209 @@
+"""Time this CPU's decode step and attention beside their floor and beside other engines, all measured in turns.
+
+    python -m tools.bench                    # a table, and build/bench.json
+    python -m tools.bench --seconds 120      # more samples
+
+A row holds a name, a value with its unit, and what the value stands `against`: a byte floor (the bytes that the step
+reads ÷ the read bandwidth measured in the same run) or a peer on the same weights, each with the ratio of our value to
+it. A peer that is not installed is listed as such. Weights are synthetic: time does not depend on them.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from itertools import cycle
+from pathlib import Path
+
+import torch
+
+from helpers import device as devices
+from helpers import experiments, geometry, kernels, quantize, timing
+from helpers.caches.full import FullCache
+from helpers.decoder import Decoder
+from tools import bench_peers
+
+MODEL = "SmolLM2-135M"
+BATCHES = (1, 4)
+PEERS = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds
+ATTENTION_FORMS = {"MHA": 1, "GQA-4": 4}  # query heads a KV head
+READ, MATMUL = "read bandwidth", "matmul float32"
+
+
+def row(name: str, value: float, unit: str, against: Mapping[str, float | None] | None = None) -> dict:
+    """One line of the table.
+
+    Args:
+        against: name of a floor or peer → its value in the same unit, or None where it is not installed.
+
+    Returns:
+        name, value, unit, and under "against" each value and the ratio value / its value (None where not installed).
+    """
+    compared = {
+        other: {"value": theirs, "ratio": None if theirs is None else value / theirs}
+        for other, theirs in (against or {}).items()
+    }
+    return {"name": name, "value": value, "unit": unit, "against": compared}
+
+
+def decode_rows(timed: Mapping, step_bytes: Mapping, read_bytes_per_second: float, peers: Sequence[str]) -> list[dict]:
+    """A row for each (batch, context) in `step_bytes`.
+
+    Args:
+        timed: (engine, batch, context) → Timing, engine "ours" or a peer.
+        step_bytes: (batch, context) → bytes that a step reads.
+        peers: engines to list, timed or not.
+    """
+    rows = []
+    for (batch, context), read in step_bytes.items():
+        against = {"byte floor": read / read_bytes_per_second * 1e3}
+        for peer in peers:
+            found = timed.get((peer, batch, context))
+            if found is not None or not any(engine == peer for engine, *_ in timed):
+                against[peer] = None if found is None else found.ms
+        ours = timed["ours", batch, context]
+        rows.append(row(f"decode step, batch {batch}, context {context:,}", ours.ms, "ms", against))
+    return rows
+
+
+def attention_rows(timed: Mapping, read_bytes: Mapping, read_bytes_per_second: float) -> list[dict]:
+    """A row for each (form, precision) in `read_bytes`: against the floor, and quantised caches against float32."""
+    rows = []
+    for (form, precision), read in read_bytes.items():
+        against = {"byte floor": read / read_bytes_per_second * 1e3}
+        if precision != "float32":
+            against["float32 cache"] = timed[form, "float32"].ms
+        name = f"attention, {form}, {ATTENTION_TOKENS:,} tokens, {precision} cache"
+        rows.append(row(name, timed[form, precision].ms, "ms", against))
+    return rows
+
+
+def table(rows: Sequence[dict]) -> str:
+    """The rows as text."""
+    lines = []
+    for each in rows:
+        others = [
+            f"{name}: not installed" if other["value"] is None
+            else f"{name} {other['value']:.2f} (ratio {other['ratio']:.2f})"
+            for name, other in each["against"].items()
+        ]  # fmt: skip
+        lines.append(f"{each['name']:<52} {each['value']:>9.2f} {each['unit']:<8} {'   '.join(others)}".rstrip())
+    return "\n".join(lines)
+
+
+def decode_steps(decoder: Decoder, contexts: Sequence[int]) -> tuple[dict, dict]:
+    """Steps of all engines by (engine, batch, context), and the bytes that ours reads by (batch, context)."""
+    steps, step_bytes = {}, {}
+    theirs = bench_peers.transformers_model(decoder)
+    for batch in BATCHES:
+        cache = FullCache(decoder.geometry, max(contexts) + 1, batch)
+        ours = experiments.DecodeStep(decoder, cache, max(contexts))
+        for context in contexts:
+            step_bytes[batch, context] = ours.bytes_at(context)
+        cache.rewind(max(contexts))
+        for context in contexts:
+            steps["ours", batch, context] = ours.at(context)
+            if theirs is not None:
+                steps["transformers", batch, context] = bench_peers.transformers_step(theirs, cache, context)
+            cache.rewind(max(contexts))
+    llama = bench_peers.llama_cpp_steps(decoder, contexts)
+    steps |= {("llama.cpp", 1, context): step for context, step in (llama or {}).items()}
+    return steps, step_bytes
+
+
+def attention_steps(tokens: int = ATTENTION_TOKENS, layers: int = ATTENTION_LAYERS) -> tuple[dict, dict]:
+    """Steps by (form, precision), each over `layers` layers, and the bytes of cache that each reads."""
+    cpu = kernels.select("cpu")
+    shape = (1, ATTENTION_KV_HEADS, tokens, 64)
+    generator = torch.Generator().manual_seed(0)
+    caches = {"float32": [], "int8": [], "int4": []}
+    for _ in range(layers):
+        k, v = (torch.randn(shape, generator=generator) for _ in range(2))
+        caches["float32"].append((k, v))
+        caches["int8"].append((*quantize.int8_per_token(k), *quantize.int8_per_token(v)))
+        packed = []
+        for x in (k, v):
+            levels, scale, zero = quantize.per_token(x, 4, 32)
+            packed.append((quantize.pack_int4(levels), scale, zero))
+        caches["int4"].append(packed)
+    attends = {
+        "float32": lambda q, k, v: cpu.decode_attention(q, k, v, tokens),
+        "int8": lambda q, *stored: cpu.decode_attention_int8(q, *stored, tokens),
+        "int4": lambda q, k, v: cpu.decode_attention_int4(q, *k[:2], *v[:2], tokens, k[2], v[2]),
+    }
+    steps, read_bytes = {}, {}
+    for form, group in ATTENTION_FORMS.items():
+        q = torch.randn(1, ATTENTION_KV_HEADS * group, 64, generator=generator)
+        for precision, attend in attends.items():
+            stored = caches[precision]
+            steps[form, precision] = lambda q=q, attend=attend, stored=stored: [attend(q, *layer) for layer in stored]
+            read_bytes[form, precision] = sum(_bytes(layer) for layer in stored)
+    return steps, read_bytes
+
+
+def _bytes(stored) -> int:
+    return stored.nbytes if isinstance(stored, torch.Tensor) else sum(map(_bytes, stored))
+
+
+def bandwidth_step() -> tuple[object, int]:
+    """A step that reads 64 MB of a buffer that no processor cache holds, and how many bytes it reads."""
+    parts = torch.ones(128 * 2**20).split(16 * 2**20)
+    turns = cycle(parts)
+    return lambda: next(turns).sum(), parts[0].nbytes
+
+
+def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
+    """Everything in one interleaved sweep; the rows of the table."""
+    kernels.select("cpu").warm_up()
+    steps, step_bytes = decode_steps(Decoder(geometry.get(MODEL)), contexts)
+    attention, attention_bytes = attention_steps()
+    reading, read = bandwidth_step()
+    size = 1024
+    a, b = torch.ones(size, size), torch.ones(size, size)
+    everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **attention}
+    timed = timing.Clock("cpu").sweep(everything, seconds, label="bench")
+    rate = read / timed[READ].median
+    rows = [
+        row(READ, rate / 1e9, "GB/s"),
+        row(MATMUL, 2 * size**3 / timed[MATMUL].median / 1e9, "GFLOP/s"),
+        *decode_rows(timed, step_bytes, rate, tuple(PEERS)),
+        *attention_rows(timed, attention_bytes, rate),
+    ]
+    busy = [str(key) for key, each in timed.items() if each.verdict == "busy"]
+    if busy:
+        print(f"{len(busy)} of {len(timed)} points varied too much to trust: close what else runs and measure again.")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, all points together")
+    parser.add_argument("--out", default="build/bench.json", help="file to write")
+    options = parser.parse_args(arguments)
+    rows = measure(experiments.CONTEXTS, options.seconds)
+    print(table(rows))
+    versions = {
+        package: metadata.version(package)
+        for package in ("torch", "numba", "transformers", "llama-cpp-python")
+        if bench_peers.installed(package.replace("-python", "").replace("-", "_"))
+    }
+    report = {
+        "date": datetime.now().astimezone().isoformat(timespec="minutes"),
+        "machine": devices.name_of(torch.device("cpu")),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "versions": versions,
+        "rows": rows,
+    }
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"Written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
