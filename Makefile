@@ -34,6 +34,8 @@ help:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[test]"
+	@echo "Compiling the CPU kernels, once …"
+	@$(VENV)/bin/python -c "from helpers.kernels import cpu; cpu.warm_up()"
 	@touch $@
 
 .venv-authoring-%/.installed: constraints.txt

@@ -27,7 +27,7 @@ class FullCache(KVCache):
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
-        self.compiled = hasattr(self.kernels, "append_rotated")  # one call for a token instead of a dozen torch operations
+        self.compiled = hasattr(self.kernels, "append_rotated")  # one call a token, not a dozen operations
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         start, end = self._claim(layer, k.shape[2])

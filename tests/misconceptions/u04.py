@@ -1,0 +1,252 @@
+"""Known wrong answers of unit 04, and other right ones."""
+
+
+def two(name, llama2, llama3):
+    return f'{name} = {{"Llama-2-7b-hf": {llama2}, "Llama-3.1-8B": {llama3}}}'
+
+
+def grows(layers=(12, 5), per_token=(24_576, 20_480), rows=0):
+    return f"""still_growing = {{
+        "gpt-oss-20b, layers": {layers[0]}, "gpt-oss-20b, bytes per token": {per_token[0]},
+        "gpt-oss-20b, rows for its sinks": {rows},
+        "Gemma-3-4b-it, layers": {layers[1]}, "Gemma-3-4b-it, bytes per token": {per_token[1]}}}"""
+
+
+def function(head, *lines):
+    return f"def {head}:\n" + "\n".join("    " + line for line in lines)
+
+
+def kept(*lines):
+    return function("kept(newest, sinks, window)", *lines)
+
+
+def row_of(expression):
+    return function("row_of(token, sinks, window)", f"return {expression}")
+
+
+def places(*lines):
+    first = ["tokens = [*range(min(sinks, seen)), *range(max(sinks, seen - window), seen)]"]
+    first += ["rows = [t if t < sinks else sinks + (t - sinks) % window for t in tokens]"]
+    return function("places(seen, sinks, window)", *first, *lines)
+
+
+def store(*lines):
+    return function("store(cache, layer, token, k, v)", "row = row_of(token, cache.sinks, cache.window)", *lines)
+
+
+KEYS, VALUES = "cache.keys[layer, :, :, row] = k[:, :, 0]", "cache.values[layer, :, :, row] = v[:, :, 0]"
+
+
+def read(held="len(place)", turned="place", query="held - 1", k=None, q=None, answer=None, before="pass"):
+    k = k or f"rope.rotate(cache.keys[layer, :, :, :held], cache.cos[{turned}], cache.sin[{turned}])"
+    q = q or f"rope.rotate(q, cache.cos[[{query}]], cache.sin[[{query}]])"
+    return function(
+        "read(cache, layer, q)",
+        "seen = cache.lengths[layer]",
+        "place = places(seen, cache.sinks, cache.window)",
+        f"held = {held}",
+        before,
+        f"k = {k}",
+        f"q = {q}",
+        answer or "return causal(q, k, cache.values[layer, :, :, :held])",
+    )
+
+
+def safe(*lines):
+    return function("smallest_safe_window(curve, dense, allowed)", *lines)
+
+
+TEXT_PLACES = """place = kept(seen - 1, cache.sinks, cache.window)
+    place = [place[i] for i in sorted(range(len(place)), key=lambda i: row_of(place[i], cache.sinks, cache.window))]"""
+
+WRONG = {
+    "04.1": [
+        (two("ceiling_gb", 17.18, 0.269), "full cache"),
+        (two("ceiling_gb", 1.0758 / 2, 0.269), "forgot v"),
+        (two("ceiling_gb", 1.0758, 1.0758), "query heads"),
+        (two("ceiling_gb", 1.002, 0.2505), "gib"),
+        (two("ceiling_gb", 0.0336, 0.0084), "one layer"),
+        (two("ceiling_gb", 2.1517, 0.538), "float32"),
+        (two("ceiling_gb", '"1.08 GB"', 0.269), "has to be one number"),
+    ],
+    "04.2": [
+        (two("times_faster", 15.97, 15.95), "ratio of the two caches"),
+        (two("times_faster", 2.3, 1.2636), "vanish"),
+        (two("times_faster", 0.4702, 0.791), "upside down"),
+        (two("times_faster", 2.127, 1.998), "query heads"),
+        (two("times_faster", 0.5298, 0.2086), "share of time saved"),
+        (two("times_faster", "float('nan')", 1.26), "nan"),
+    ],
+    "04.3": [
+        (grows(layers=(24, 5)), "without a window grow"),
+        (grows(layers=(12, 29)), "stop growing"),
+        (grows(per_token=(49_152, 20_480)), "all layers"),
+        (grows(per_token=(24_576, 10_240)), "forgot v"),
+        (grows(per_token=(24_576, 118_784)), "no longer grow"),
+        (grows(rows=4), "no row"),
+        (grows(rows=64), "no row"),
+        ("still_growing = {}", "lost its entry"),
+    ],
+    "04.4": [
+        (kept("return list(range(max(0, newest - window + 1), newest + 1))"), "always stay"),
+        (
+            kept("return [*range(sinks), *range(max(sinks, newest - window), newest)]"),
+            "sees itself",
+        ),
+        (
+            kept("return [*range(min(sinks, newest + 1)), *range(max(0, newest - window + 1), newest + 1)]"),
+            "appears twice",
+        ),
+        (
+            kept(
+                "w = window - sinks",
+                "return [*range(min(sinks, newest + 1)), *range(max(sinks, newest - w + 1), newest + 1)]",
+            ),
+            "beside the sinks",
+        ),
+        (
+            kept("return [*range(min(sinks, newest + 1)), *range(max(sinks, newest - window), newest + 1)]"),
+            "at most",
+        ),
+        (kept("return [*range(sinks), *range(max(sinks, newest - window + 1), newest + 1)]"), "comes after the newest"),
+        (kept("return sinks + window"), "list of whole numbers"),
+    ],
+    "04.5": [
+        (row_of("token % (sinks + window)"), "overwrites the sinks"),
+        (row_of("token if token < sinks else sinks + token % window"), "subtract"),
+        (row_of("token if token < sinks else (token - sinks) % window"), "add `sinks`"),
+        (row_of("token"), "grows with the text"),
+    ],
+    "04.6": [
+        (places("return [tokens[rows.index(r)] for r in range(len(rows))]"), "places in the text"),
+        (places("return list(range(len(tokens)))"), "rows themselves"),
+        (places("return rows"), "other way round"),
+        (places("return [rows.index(r) + 1 for r in range(len(rows))]"), "sinks stand at the first places"),
+    ],
+    "04.7": [
+        (store(VALUES, "cache.keys[layer, :, :, row] = v[:, :, 0]"), "value lies among the keys"),
+        (store(KEYS), "no value lies in its row"),
+        (
+            store(VALUES, "cache.keys[layer, :, :, row] = rope.rotate(k, cache.cos[[row]], cache.sin[[row]])[:, :, 0]"),
+            "rotated",
+        ),
+        (store("row = token % cache.rows", KEYS, VALUES), "belongs in row"),
+        (store("cache.keys[layer, 0, :, row] = k[0, :, 0]", VALUES), "first sequence and not"),
+        (store("cache.keys[layer, :, 0, row] = k[:, 0, 0]", VALUES), "first kv head"),
+        (store("cache.keys = torch.cat((cache.keys, cache.keys), dim=3)", KEYS, VALUES), "stay constant"),
+        (
+            store("cache.keys[layer, :, :, token] = k[:, :, 0]", "cache.values[layer, :, :, token] = v[:, :, 0]"),
+            "IndexError",
+        ),
+    ],
+    "04.8": [
+        (read(before=TEXT_PLACES, query="seen - 1"), "places in the text"),
+        (read(query="seen - 1"), "query at its place in the text"),
+        (read(turned="list(range(held))"), "places are those of the rows"),
+        (read(k="cache.keys[layer, :, :, :held]"), "did not rotate the keys"),
+        (read(q="q"), "did not rotate the query"),
+        (read(query="held"), "one place too far"),
+        (
+            read(
+                held="cache.rows",
+                k="torch.cat((rope.rotate(cache.keys[layer, :, :, :len(place)], cache.cos[place], cache.sin[place]),"
+                " cache.keys[layer, :, :, len(place):]), dim=2)",
+                query="len(place) - 1",
+            ),
+            "no token yet",
+        ),
+        (
+            read(
+                before="cache.keys[layer, :, :, :held] = rope.rotate(cache.keys[layer, :, :, :held], cache.cos[place], "
+                "cache.sin[place])",
+                k="cache.keys[layer, :, :, :held]",
+            ),
+            "changed what is stored",
+        ),
+        (read(answer="return causal(q, k, cache.values[layer, :, :, :held])[:, :, 0]"), "has to be that of q"),
+        (read(answer="causal(q, k, cache.values[layer, :, :, :held])"), "return"),
+    ],
+    "04.9": [
+        (safe("return max(w for w in curve if curve[w] <= dense * (1 + allowed))"), "largest window within"),
+        (safe("return min(w for w in curve if curve[w] <= dense * (1 + allowed))"), "by luck"),
+        (
+            safe("fits = [w for w in curve if curve[w] <= dense + allowed]", "return min(fits, default=128)"),
+            "share of the dense",
+        ),
+        (safe("return min(curve[w] for w in curve if curve[w] <= dense * (1 + allowed))"), "return the window"),
+        (
+            safe(
+                "best = None",
+                "for w in sorted(curve, reverse=True):",
+                "    if curve[w] >= dense * (1 + allowed): break",
+                "    best = w",
+                "return best",
+            ),
+            "within it",
+        ),
+        (
+            safe(
+                "best = max(curve)",
+                "for w in sorted(curve, reverse=True):",
+                "    if curve[w] > dense * (1 + allowed): break",
+                "    best = w",
+                "return best",
+            ),
+            "return None",
+        ),
+        (
+            safe(
+                "best = None",
+                "for w in reversed(curve):",
+                "    if curve[w] > dense * (1 + allowed): break",
+                "    best = w",
+                "return best",
+            ),
+            "sort them first",
+        ),
+    ],
+}
+
+RIGHT = {
+    "04.1": ["import numpy as np\n" + two("ceiling_gb", "np.float64(1.08)", "torch.tensor(0.269)")],
+    "04.2": [two("times_faster", 2.13, 1.26), two("times_faster", 2.1267, 1.2634)],
+    "04.3": [grows(layers=("torch.tensor(12)", 5.0))],
+    "04.4": [
+        kept("return [t for t in range(newest + 1) if t < sinks or t > newest - window]"),
+        kept("t = torch.arange(newest + 1)", "return t[(t < sinks) | (t > newest - window)]"),
+    ],
+    "04.5": [
+        row_of("min(token, sinks) + max(token - sinks, 0) % window"),
+    ],
+    "04.6": [
+        places("return [rows.index(r) for r in range(len(rows))]"),
+        places("return torch.tensor(rows).argsort()"),
+    ],
+    "04.7": [
+        store("cache.keys[layer][:, :, row : row + 1] = k", "cache.values[layer][:, :, row : row + 1] = v"),
+        store("cache.keys[layer, :, :, row].copy_(k.squeeze(2))", "cache.values[layer, :, :, row].copy_(v.squeeze(2))"),
+    ],
+    "04.8": [
+        # Sorted into text order first, then places are 0, 1, 2, …
+        function(
+            "read(cache, layer, q)",
+            "tokens = kept(cache.lengths[layer] - 1, cache.sinks, cache.window)",
+            "rows = [row_of(t, cache.sinks, cache.window) for t in tokens]",
+            "n = len(rows)",
+            "k = rope.rotate(cache.keys[layer][:, :, rows], cache.cos[:n], cache.sin[:n])",
+            "q = rope.rotate(q, cache.cos[n - 1 : n], cache.sin[n - 1 : n])",
+            "return causal(q, k, cache.values[layer][:, :, rows])",
+        ),
+        # The engine's kernel instead of `causal`.
+        read(
+            answer="return cache.kernels.decode_attention(q[:, :, 0], k, "
+            "cache.values[layer, :, :, :held].contiguous(), held)[:, :, None]"
+        ),
+    ],
+    "04.9": [
+        safe(
+            "ok = [w for w in curve if all(p <= dense * (1 + allowed) for v, p in curve.items() if v >= w)]",
+            "return min(ok, default=None)",
+        ),
+    ],
+}

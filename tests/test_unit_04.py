@@ -1,0 +1,139 @@
+"""Every number in the prose of unit 04, recomputed from tensors, the recording and published figures."""
+
+import re
+
+import pytest
+import torch
+
+from helpers import data, pretrained, sink_curve, text
+from helpers.caches.full import FullCache
+from helpers.caches.probe import AttentionProbe
+from helpers.caches.sink import SinkCache
+from helpers.decoder import Decoder
+from helpers.geometry import get, kv_bytes, weight_bytes
+from tests.misconceptions.harness import ROOT, load
+
+SOURCE = ROOT / "solutions" / "04-streaming-llm" / "04-streaming-llm.py"
+TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+BF16 = torch.bfloat16
+TWO = ("Llama-2-7b-hf", "Llama-3.1-8B")
+
+
+def says(words):
+    assert words in TEXT, f"unit 04 no longer says {words!r}; correct the prose or this test"
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The names that the setup cells and the reference answers define."""
+    unit, space = load(SOURCE), {"__name__": "__main__"}
+    for cell in unit.cells:
+        if cell.setup or cell.answer:
+            exec(compile(cell.source, "<unit 04>", "exec"), space)
+    return space
+
+
+@pytest.fixture(scope="module")
+def at():
+    """The recorded points by (sinks, window)."""
+    return {(p.sinks, p.window): p for p in sink_curve.recorded()[0]}
+
+
+def test_tables_of_models():
+    for name in TWO:
+        g = get(name)
+        says(f"| {name} | {g.layers} | {g.kv_heads} | {g.head_dim} | {weight_bytes(g, BF16) / 1e9:.2f} GB |")
+    for name in ("gpt-oss-20b", "Gemma-3-4b-it"):
+        g = get(name)
+        window = f"{g.sliding_window:,}"
+        says(f"| {name} | {g.layers} | {g.sliding_layers} | {window} | {g.kv_heads} | {g.head_dim} |")
+    says("the full cache of the two models holds 17.18 and 4.29 GB")
+    assert [round(kv_bytes(get(name), 32_768) / 1e9, 2) for name in TWO] == [17.18, 4.29]
+
+
+def test_sixteen_times_smaller_and_a_quarter_faster(reference):
+    says("A cache sixteen times smaller, and the newer model gains a quarter.")
+    assert round(32_768 / 2_052) == 16
+    says("2.1 times for Llama-2-7B at 32k, 1.26 times for Llama-3.1-8B")
+    assert "2.1x" in str(data.claim("e")) and "1.26x" in str(data.claim("e"))
+    for name, factor in zip(TWO, (2.1, 1.26), strict=True):
+        weights, full, capped = weight_bytes(get(name), BF16), kv_bytes(get(name), 32_768), kv_bytes(get(name), 2_052)
+        assert (weights + full) / (weights + capped) == pytest.approx(factor, rel=0.015)
+        assert reference["times_faster"][name] == pytest.approx((weights + full) / (weights + capped), rel=2e-3)
+
+
+def test_layers_that_still_grow():
+    says("only 12 of 24 layers still grow. In Gemma-3-4b it is 5 of 34.")
+    for name, growing, layers in (("gpt-oss-20b", 12, 24), ("Gemma-3-4b-it", 5, 34)):
+        assert get(name).layers - get(name).sliding_layers == growing and get(name).layers == layers
+    assert "learned logits (no KV rows)" in str(data.claim("e"))
+
+
+def test_ring_of_the_text(reference):
+    row_of, kept, places = (reference[name] for name in ("row_of", "kept", "places"))
+    for newest, cells in (
+        (4, "token 0 | 1 | 2 | 3 | 4 |"),
+        (5, "token 0 | 1 | **5** | 3 | 4 |"),
+        (6, "token 0 | 1 | 5 | **6** | 4 |"),
+    ):
+        says(f"| {newest} | {cells}")
+        in_row = {row_of(token, 2, 3): token for token in range(newest + 1)}
+        assert [in_row[row] for row in range(5)] == [int(n) for n in re.findall(r"\d+", cells)]
+    says("after token 6 the five tokens 0, 1, 4, 5, 6 stand at the places 0, 1, 2, 3, 4")
+    assert kept(6, 2, 3) == [0, 1, 4, 5, 6] and places(7, 2, 3) == [0, 1, 3, 4, 2]
+
+
+def test_the_learners_class_is_the_engine(reference):
+    """The reference answers run in a decoder and give what SinkCache gives, prompt and all."""
+    tiny = get("SmolLM2-135M").replace(name="tiny", layers=2, hidden=48, head_dim=16, intermediate=64, vocab=97)
+    decoder = Decoder(tiny)
+    tokens = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))
+    yours = reference["StreamingCache"](tiny, 40, sinks=4, window=9, batch=2)
+    for i in range(40):
+        logits = decoder.decode(tokens[:, i], yours)
+    torch.testing.assert_close(logits, decoder.prefill(tokens, SinkCache(tiny, 40, 4, 9, batch=2)), rtol=0, atol=1e-4)
+
+
+def test_perplexities_of_the_text(at):
+    says("At a window of 256, perplexity goes from 10.4 to 23.3, and one single token brings it back to 13.0.")
+    found = [at[key].perplexity for key in ((0, None), (0, 256), (1, 256))]
+    assert [round(value, 1) for value in found] == [10.4, 23.3, 13.0]
+    says("perplexity + 25 % at window 256")
+    assert round(100 * (at[4, 256].perplexity / at[0, None].perplexity - 1)) == 25
+
+
+def test_windows_that_the_recording_allows(reference, at):
+    curve = sink_curve.by_window(at.values(), 4)
+    dense = at[0, None].perplexity
+    windows = [reference["smallest_safe_window"](curve, dense, allowed) for allowed in (0.05, 0.10, 0.25)]
+    assert windows == [1_536, 512, 256], "the three budgets of the notebook no longer have three different answers"
+
+
+@pytest.mark.parametrize("word", ["", " banana"])
+def test_attention_rests_on_whatever_stands_first(word):
+    says("The place. More than a third of all attention in 18 layers rests on whatever stands first.")
+    decoder, tokenizer = pretrained.load()
+    tokens = torch.cat((torch.tensor(tokenizer.encode(word).ids, dtype=torch.long), text.tokens(400, tokenizer)))
+    probe = AttentionProbe(decoder.geometry, 400, first=2)
+    decoder.prefill(tokens[None, :300], probe)
+    probe.reset()
+    decoder.prefill(tokens[None, 300:400], probe)
+    first, second = probe.share[12:].mean((0, 1))
+    assert first > 1 / 3 and second < 0.01 and len(probe.share[12:]) == 18
+
+
+def test_published_figures():
+    says("*StreamingLLM makes decoding 22.2 times faster.*")
+    assert data.measurement("streamingllm-speed")["data"] == [{"up_to": 22.2}]
+    assert "re-computation" in data.measurement("streamingllm-speed")["conditions"]
+    quoted = data.measurement("streamingllm-sinks")
+    says("Llama-2-7B, a cache of 4,096 rows, 400,000 tokens")
+    assert quoted["conditions"] == "Llama-2-7B, cache 4096, 400K tokens"
+    assert [row["sinks"] for row in quoted["data"]] == [0, 1, 2, 4, 8]
+    says("as quoted by readers of the paper")
+    assert quoted["sources"][0]["status"] == "seen-secondary"
+
+
+def test_memory_does_not_grow():
+    g = get("SmolLM2-135M")
+    assert SinkCache(g, 32_768, 4, 256).nbytes == kv_bytes(g, 260, dtype=torch.float32) < FullCache(g, 512).nbytes
