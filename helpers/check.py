@@ -20,26 +20,27 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from helpers.friendly import Friendly
 from helpers.slips import diagnose
 
 _EXERCISES: dict[str, Callable] = {}
 _shown: list[str] = []  # what the running check wants printed beside its tick
 
 
-class CheckFailed(AssertionError):
+class CheckFailed(Friendly, AssertionError):
     """An answer that earns no point; notebooks show its message alone."""
 
     exercise = ""
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"]
+    def message(self) -> str:
+        return f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"
 
 
 class NotAnswered(CheckFailed):
     """The blank is still blank."""
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"… {self}. Fill in the cell above, run it, then run this one again."]
+    def message(self) -> str:
+        return f"… {self}. Fill in the cell above, run it, then run this one again."
 
 
 class Wrong(CheckFailed):

@@ -172,7 +172,7 @@ class DeviceCard:
         if not sheet:
             lines.append("  (no data sheet of this device in the course's tables)")
         if self.busy:
-            lines.append("  The machine was busy: close what else runs and call device.card(refresh=True).")
+            lines.append("  The machine was busy: close what else runs and call helpers.device.card(refresh=True).")
         print("\n".join(lines))
 
 

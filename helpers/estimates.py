@@ -169,7 +169,7 @@ def report(unit: str) -> Table:
                 row.residual,
             ]
         )
-    columns = ["quantity", "predicted", "measured", "unit", "measured − predicted", "source", "residual"]
+    columns = ["quantity", "predicted", "measured", "unit", "measured ÷ predicted − 1", "source", "residual"]
     return Table(columns, rows, "* predicted after it was measured" if hindsight else "")
 
 

@@ -187,7 +187,8 @@ def roofline(
     _log(ax, "y")
     ax.set_ylim(bottom=bottom, top=peak / 1e9 * 3)
     if points:
-        ax.legend(loc="lower right")
+        # Beside the axes: a point may lie anywhere under the roof.
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return ax
 
 
@@ -269,7 +270,7 @@ def heat(
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), rows)
     for (row, column), value in np.ndenumerate(values):
-        dark = image.norm(value) < 0.6
+        dark = image.norm(value) < 0.5
         ax.text(
             column,
             row,

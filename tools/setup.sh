@@ -44,7 +44,7 @@ if ! "$folder/bin/python" -m pip --version >/dev/null 2>&1 ||
     }
 fi
 
-echo "Installing into $folder (the first time takes some minutes, and 1 GB of disk or 6 GB with CUDA)"
+echo "Installing into $folder (the first time takes some minutes, and 3 GB of disk or 8 GB with CUDA)"
 "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt "$@" || {
     echo "The installation did not finish; what pip says above is why. Run the same command again to go on." >&2
     exit 1
