@@ -115,7 +115,7 @@ class BlockManager:
             raise OutOfBlocks(
                 f"{fresh} blocks wanted, {available} of {self.blocks} can be had: close a session or build a larger one"
             )
-        copies = self.make_own(session)
+        copies = self.make_own(session) if session.table else []
         session.table += [self.take() for _ in range(fresh - len(copies))]
         session.tokens += tokens
         self._name_full_blocks(session)

@@ -33,7 +33,7 @@ class AttentionProbe(FullCache):
         scores = (grouped @ k.transpose(-1, -2) * q.shape[3] ** -0.5).view(self.batch, q.shape[1], t, end)
         later = torch.arange(end, device=self.device) > places[:, None]
         weights = scores.masked_fill(later, -torch.inf).softmax(-1)[..., : self.first]
-        self._sums[layer, :, : weights.shape[-1]] += weights.double().mean(0).sum(1).cpu()
+        self._sums[layer, :, : weights.shape[-1]] += weights.mean(0).sum(1).cpu()
         self._queries[layer] += t
         return super().attend(layer, q)
 

@@ -1,0 +1,540 @@
+"""Checks of unit 05, "Prefix caching": bytes from real tensors, bookkeeping on trial, attention against float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from helpers import block_trial
+from helpers.blocks import BlockManager, chain_hash
+from helpers.check import Wrong, call, close, exercise, number, require
+from helpers.geometry import get, kv_bytes
+from helpers.traffic import Traffic
+
+
+@exercise("05.1")
+def hit_tokens_of_six_prompts(hits):
+    whole = "Blocks come whole: a block that is only partly the same has another name."
+    cases = {
+        "same system prompt, other question": (
+            32,
+            {
+                whole: [40, 41],
+                "The question differs, and with it every block that holds a part of it.": [64, 70],
+                "Rounded up: the third block holds 8 tokens of the question.": 48,
+                "That is blocks; tokens are asked for.": 2,
+            },
+        ),
+        "next turn": (
+            112,
+            {
+                "Blocks come whole: round down to a multiple of 16.": [120, 119],
+                "The answer went through the cache as well; here its blocks are kept.": [64, 70],
+                "Rounded up: the eighth block of the history is not full.": 128,
+                "That is blocks; tokens are asked for.": 7,
+                "Only what was there before can be found; the new question has to be computed.": [144, 145],
+            },
+        ),
+        "64 tokens, sent twice": (
+            48,
+            {
+                "One token at least has to be computed, or there are no logits to choose the next one from; and "
+                "blocks come whole.": [64, 63],
+                "That is blocks; tokens are asked for.": 3,
+                "The two prompts are equal: all full blocks but the one of the last token are found.": 0,
+            },
+        ),
+        "first prompt, time in front": (
+            0,
+            {
+                "Five tokens in front move every later one: no block holds the same tokens, and each name contains "
+                "the name before.": [32, 48, 64, 70],
+            },
+        ),
+        "15 tokens, sent twice": (0, {"15 tokens fill no block of 16, so there is nothing to find.": [14, 15, 16]}),
+        "next turn, prompts kept only": (
+            64,
+            {
+                "Blocks come whole: 70 tokens of prompt are four full blocks.": [70, 69],
+                "Rounded up: the fifth block of the prompt is not full.": 80,
+                "This engine did not keep the answer's blocks.": [112, 120],
+                "That is blocks; tokens are asked for.": 4,
+            },
+        ),
+    }
+    _fields("hits", hits, list(cases))
+    for name, (expect, slips) in cases.items():
+        number(hits[name], expect, unit="tokens", rel=0, slips=slips, name=name)
+
+
+@exercise("05.2")
+def memory_of_fifty_sessions(memory_gb):
+    g, sessions, prompt, own = get("Llama-3.1-8B"), 50, 2_000, 512
+
+    def gb(tokens: int) -> float:
+        return kv_bytes(g, tokens=tokens, dtype=torch.bfloat16) / 1e9
+
+    cases = {
+        "each for itself": (
+            gb(sessions * (prompt + own)),
+            {
+                "That is one session; there are 50.": gb(prompt + own),
+                "You left the system prompt out.": gb(sessions * own),
+                "You left the sessions' own tokens out.": gb(sessions * prompt),
+            },
+        ),
+        "system prompt shared": (
+            gb(prompt + sessions * own),
+            {
+                "You left the system prompt out: it is kept once.": gb(sessions * own),
+                "You shared the sessions' own tokens too: those differ.": gb(prompt + own),
+                "You kept one prompt a session; shared, it is there once.": gb(sessions * (prompt + own)),
+                "You left the sessions' own tokens out.": gb(prompt),
+            },
+        ),
+    }
+    _fields("memory_gb", memory_gb, list(cases))
+    for name, (expect, slips) in cases.items():
+        number(memory_gb[name], expect, unit="GB", rel=0.01, slips=slips, name=name)
+
+
+@exercise("05.3")
+def fewer_bytes_with_a_shared_prefix(times_fewer):
+    cases = {
+        "P 32,768, u 256, B 128": (32_768, 256, 128),
+        "P 512, u 512, B 8": (512, 512, 8),
+        "P 32,768, u 256, B 1": (32_768, 256, 1),
+    }
+    _fields("times_fewer", times_fewer, list(cases))
+    for name, (p, u, b) in cases.items():
+        expect = b * (p + u) / (p + b * u)
+        slips = {
+            "Upside down: bytes without sharing ÷ bytes with.": 1 / expect,
+            "You left each session's own tokens out: they are read apart in both cases.": b,
+            "You left the own tokens out of the plain read: every session reads P + u.": b * p / (p + b * u),
+            "You counted one session's own tokens; all B have some.": b * (p + u) / (p + u),
+            "A plain step reads B histories, not one.": (p + u) / (p + b * u),
+        }
+        slips = {message: value for message, value in slips.items() if not math.isclose(value, expect, rel_tol=0.02)}
+        number(times_fewer[name], expect, unit="×", rel=0.01, slips=slips, name=name)
+
+
+@exercise("05.4")
+def money(money):
+    turns, system, question, answer = 10, 10_000, 200, 300
+    asked = [system + question + i * (question + answer) for i in range(turns)]
+    out = turns * answer * 15 / 1e6
+    written, read = asked[-1], sum(asked[:-1])
+    plain, cached, stamped = (
+        sum(asked) * 3 / 1e6 + out,
+        (written * 3.75 + read * 0.30) / 1e6 + out,
+        sum(asked) * 3.75 / 1e6 + out,
+    )
+    no_output = "You left the output out: 3,000 tokens at 15 dollars a million."
+    cases = {
+        "no caching": (
+            plain,
+            {
+                no_output: plain - out,
+                "Every turn sends the whole history again: the prompt grows by 500 tokens a turn.": [
+                    turns * asked[0] * 3 / 1e6 + out,
+                    written * 3 / 1e6 + out,
+                ],
+            },
+        ),
+        "cached": (
+            cached,
+            {
+                no_output: cached - out,
+                "What is written costs 3.75, not 3.00.": (written * 3 + read * 0.30) / 1e6 + out,
+                "You left the reads out: each turn pays 0.30 for what it finds.": written * 3.75 / 1e6 + out,
+                "You left the writes out: each turn writes what is new in its prompt.": read * 0.3 / 1e6 + out,
+                "Every turn writes what is new in it, 500 tokens, not only the first one.": [
+                    (asked[0] * 3.75 + read * 0.30) / 1e6 + out,
+                    (asked[0] * 3.75 + read * 0.30 + (turns - 1) * 500 * 3) / 1e6 + out,
+                ],
+                "Found tokens are the whole prompt of the turn before, not the system prompt alone.": (
+                    asked[0] * 3.75 + (turns - 1) * (system * 0.30 + 500 * 3.75)
+                )
+                / 1e6
+                + out,
+            },
+        ),
+        "cached, time in front": (
+            stamped,
+            {
+                "Nothing is found, and everything is still written, at 3.75.": [plain, cached],
+                no_output: stamped - out,
+            },
+        ),
+    }
+    reuses = {"reuses, write at 1.25": (1, 1.25), "reuses, write at 2": (2, 2.0)}
+    _fields("money", money, [*cases, *reuses])
+    for name, (expect, slips) in cases.items():
+        number(money[name], expect, unit="$", rel=0.005, slips=slips, name=name)
+    for name, (expect, write) in reuses.items():
+        exact = (write - 1) / 0.9
+        slips = {
+            "Reuses come whole: round up.": exact,
+            "You counted the request that writes as a reuse.": expect + 1,
+            "Each reuse saves 0.9, since what is found still costs 0.1.": [(write - 1), write / 0.9],
+            "One request alone pays the surcharge and saves nothing.": 0,
+        }
+        number(money[name], expect, unit="reuses", rel=0, slips=slips, name=name)
+
+
+@exercise("05.5")
+def block_name(function):
+    first = call(function, b"", [1, 2, 3], b"")
+    require(
+        isinstance(first, bytes),
+        f"return bytes, such as hashlib.sha256(…).digest(); you returned a {type(first).__name__}. Python's own "
+        "hash() will not do: strangers can find two inputs with the same one.",
+    )
+    require(
+        16 <= len(first) <= 64,
+        f"a name of {len(first)} bytes: take the whole digest. A short one collides, a long one is no hash.",
+    )
+    require(
+        call(function, b"", [1, 2, 3], b"") == first and call(function, b"", (1, 2, 3), b"") == first,
+        "the same tokens got two names: the name may depend on nothing but parent, tokens and salt, and not on "
+        "whether the tokens come as a list or a tuple.",
+    )
+    require(call(function, b"", torch.tensor([1, 2, 3]).tolist(), b"") == first, "the same tokens got two names.")
+    require(
+        call(function, b"", [1, 2, 4], b"") != first,
+        "other tokens got the same name: the tokens are not hashed.",
+    )
+    require(call(function, b"", [3, 2, 1], b"") != first, "the same tokens in another order got the same name.")
+    parents = {call(function, parent, [7, 8], b"") for parent in (b"", first, call(function, b"", [4], b""))}
+    require(
+        len(parents) == 3,
+        "you hashed the block without its parent: the same words after another history would be found, and their "
+        "keys and values are not the same.",
+    )
+    salts = {call(function, b"", [7, 8], salt) for salt in (b"", b"tenant A", b"tenant B")}
+    require(
+        len(salts) == 3,
+        "the salt does not change the name: one tenant would find another's blocks.",
+    )
+    unlike = ([1, 23], [12, 3], [123], [1, 2, 3], [0, 1, 23], [256, 1], [1, 256], [257])
+    require(
+        len({call(function, b"", tokens, b"") for tokens in unlike}) == len(unlike),
+        "[1, 23], [12, 3] and [123] (or 256 and 0, 1) must not get one name: keep the tokens apart before hashing, "
+        "as repr(list(tokens)) does.",
+    )
+    borders = ((b"", [1], b"x"), (b"x", [1], b""), (b"xy", [1], b"z"), (b"x", [1], b"yz"))
+    require(
+        len({call(function, *parts) for parts in borders}) == len(borders),
+        "parent and salt run into each other: (b'xy', b'z') and (b'x', b'yz') got one name. Keep them apart, as "
+        "repr((parent, salt, tokens)) does.",
+    )
+    return f"{len(unlike) + len(borders)} look-alikes told apart"
+
+
+@exercise("05.6")
+def longest_prefix(function, block_name):
+    tokens = list(range(100, 112))  # three blocks of four
+    names = [block_name(b"", tokens[:4], b"A")]
+    for start in (4, 8):
+        names.append(block_name(names[-1], tokens[start : start + 4], b"A"))
+    known = dict(zip(names, (5, 2, 9), strict=True))
+
+    def found(tokens, salt=b"A", known=known):
+        blocks = call(function, known, list(tokens), 4, salt)
+        try:
+            return list(blocks)
+        except TypeError:
+            raise Wrong(f"return a list of block numbers; you returned {blocks!r}.") from None
+
+    longest = found([*tokens, 1])
+    require(
+        not any(isinstance(b, bytes) for b in longest),
+        "you returned names; the block numbers are asked for: block_of[name].",
+    )
+    require(
+        longest != [5],
+        "the second block was not found: its name is made with the name of the first as parent.",
+    )
+    require(
+        longest == [5, 2, 9],
+        f"13 tokens, three full blocks known as 5, 2, 9, and you found {longest}.",
+    )
+    require(
+        found(tokens) == [5, 2],
+        f"12 tokens, all known: you found {found(tokens)}. The last token is never a hit, since one token must be "
+        "computed to have logits; so only two blocks of four count.",
+    )
+    require(found(tokens[:4]) == [], "a prompt of one block exactly: its last token must be computed, so nothing hits.")
+    require(found(tokens[:5]) == [5], f"5 tokens: one full block, and you found {found(tokens[:5])}.")
+    require(found(tokens[:3]) == [], "a prompt below one block has nothing to find.")
+    gap = {name: block for name, block in known.items() if block != 2}
+    require(
+        found([*tokens, 1], known=gap) == [5],
+        "the second block is gone and the third is still known: a prefix ends at the first gap, so stop there.",
+    )
+    require(found([0, *tokens]) == [], "one token more in front, and nothing may be found.")
+    require(
+        found([*tokens, 1], salt=b"B") == [],
+        "another tenant found these blocks: hand the salt to block_name.",
+    )
+    changed = [*tokens[:6], 0, *tokens[7:], 1]
+    require(found(changed) == [5], "a token changed in the second block: only the first may be found.")
+    require(known == dict(zip(names, (5, 2, 9), strict=True)), "looking a prefix up must not change block_of.")
+    return "longest prefix found in 8 cases"
+
+
+@exercise("05.7")
+def let_go(function):
+    class Yours(BlockManager):
+        def let_go(self, block):
+            function(self, block)
+
+    pool, session = _opened(Yours, [1, 2, 3])
+    full, partial = session.table
+    pool.hold(full)
+    pool.let_go(full)
+    require(
+        pool.references[full] == 1 and full not in pool.cached and full not in pool.free,
+        "let_go: another session still uses the block; only its count goes down.",
+    )
+    pool.let_go(full)
+    require(pool.references[full] == 0, "let_go: the count of the block has to go down by one.")
+    require(
+        full not in pool.free, "let_go: a full block with a name stays findable: put it in `cached`, not in `free`."
+    )
+    require(
+        full in pool.cached,
+        "let_go: the last user is gone and the block is in neither `cached` nor `free`: it has leaked.",
+    )
+    pool.let_go(partial)
+    require(
+        partial not in pool.cached,
+        "let_go: a block without a name can never be found again: give it to `free`, not to `cached`.",
+    )
+    require(partial in pool.free, "let_go: a block without a name goes to `free`; yours has leaked.")
+    _order(Yours)
+    return f"{_on_trial(Yours):,} random operations: nothing lost, leaked or given away"
+
+
+@exercise("05.8")
+def take(function):
+    class Yours(BlockManager):
+        def take(self):
+            return call(function, self)
+
+    pool = Yours(4, 2)
+    pool.free[:] = [3, 1]
+    block = pool.take()
+    require(
+        isinstance(block, int) and not isinstance(block, bool) and block in (3, 1),
+        f"take: `free` holds the blocks 3 and 1, and you returned {block!r}.",
+    )
+    require(block not in pool.free, "take: the block is still in `free`, so the next one to ask will get it too.")
+    require(pool.references[block] == 1, "take: the block has one user now: set its count to 1.")
+    pool = _cached(Yours)  # 0 the oldest, then 2, then 1; nothing free; 3 is in use
+    block = pool.take()
+    require(
+        block != 3,
+        "take: you evicted a block that a session is using. Only `cached` holds blocks that nobody uses.",
+    )
+    require(
+        block != 1,
+        "take: that is the block used last; evict the one that has gone unused longest, the first of `cached`.",
+    )
+    require(block == 0, f"take: the block that has gone unused longest is 0, and you returned {block!r}.")
+    require(0 not in pool.cached, "take: the evicted block is still in `cached`: it will be given away again.")
+    require(
+        b"0" not in pool.block_of,
+        "take: the evicted block can still be found under its name: the next prompt would read another's tokens. "
+        "Delete the name from block_of.",
+    )
+    require(0 not in pool.name_of, "take: name_of still has the old name of the evicted block.")
+    require(pool.references[0] == 1, "take: the evicted block has a new user: set its count to 1.")
+    require(
+        set(pool.block_of) == {b"1", b"2", b"3"},
+        "take: one block is evicted at a time; the others keep their names.",
+    )
+    return f"{_on_trial(Yours):,} random operations: nothing lost, leaked or given away"
+
+
+@exercise("05.9")
+def make_own(function):
+    class Yours(BlockManager):
+        def make_own(self, session):
+            copies = call(function, self, session)
+            try:
+                return [(int(source), int(destination)) for source, destination in copies]
+            except (TypeError, ValueError):
+                raise Wrong(
+                    f"return a list of (from, to) pairs, empty where nothing is copied; you returned {copies!r}."
+                ) from None
+
+    pool, session = _opened(Yours, [1, 2, 3])
+    table = list(session.table)
+    require(pool.make_own(session) == [], "nobody else holds the last block: nothing is to be copied. Return [].")
+    require(session.table == table, "nobody else holds the last block: its table must not change.")
+    child = pool.fork(session)
+    require(child.table == table, "the fork did not share the blocks.")
+    copies = pool.make_own(child)
+    require(
+        child.table[-1] != table[-1],
+        "two sessions hold the last, partly filled block, and the one that writes still has it: they would "
+        "overwrite each other. Give it a block of its own.",
+    )
+    require(session.table == table, "the session that does not write keeps its block; change only the writer's table.")
+    require(child.table[0] == table[0], "only the last block is copied; the full ones stay shared.")
+    require(
+        copies == [(table[-1], child.table[-1])],
+        f"return [(old block, new block)], so that the contents are copied; you returned {copies}.",
+    )
+    require(
+        pool.references[table[-1]] == 1,
+        f"the old block is now used by 1 session, and its count says {pool.references[table[-1]]}: let it go.",
+    )
+    require(pool.references[child.table[-1]] == 1, "the new block is used by 1 session: `take` sets that count.")
+    pool, full = _opened(Yours, [5, 6])
+    twin = pool.fork(full)
+    require(
+        pool.make_own(twin) == [],
+        "the last block is full: the next token goes into a new one, so there is nothing to copy.",
+    )
+    return f"{_on_trial(Yours):,} random operations: nothing lost, leaked or given away"
+
+
+@exercise("05.10")
+def merge(function):
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(2, 3, 4, 8, generator=generator, dtype=torch.float64)
+    k, v = (torch.randn(2, 3, 50, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    whole, _ = _attend(q, k, v)
+    parts = [_attend(q, k[:, :, :9], v[:, :, :9]), _attend(q, k[:, :, 9:], v[:, :, 9:])]
+    (a, la), (b, lb) = parts
+    share = torch.sigmoid(la - lb)[..., None]
+    slips = {
+        "You gave both parts the same weight. A part counts by its sum of exponentials, exp(lse).": (a + b) / 2,
+        "You added the two: each is a mean already, so they need weights that add up to 1.": a + b,
+        "The weights are the wrong way round: the part with the larger lse counts more.": (1 - share) * a + share * b,
+        "You weighted by lse itself. lse is a logarithm: weight by exp(lse).": (la / (la + lb))[..., None] * a
+        + (lb / (la + lb))[..., None] * b,
+        "You weighted by the number of tokens: what counts is how well they match, exp(lse).": (9 * a + 41 * b) / 50,
+        "exp(lse) of both parts must be divided by their sum.": la.exp()[..., None] * a + lb.exp()[..., None] * b,
+    }
+    got = call(function, a, la, b, lb)
+    require(not isinstance(got, tuple), "return the merged output alone, in the shape of out_a.")
+    close(got, whole, rel=1e-5, absolute=1e-6, slips=slips, name="the merged output")
+    # Two parts of a real model easily have lse of some hundreds: exp of that overflows in float32.
+    far = call(function, a.float(), la.float() + 300, b.float(), lb.float() + 300)
+    require(
+        bool(torch.isfinite(far).all()),
+        "with lse near 300 your result is NaN or infinite: exp(300) overflows. Subtract first, and exponentiate the "
+        "difference of the two.",
+    )
+    close(far, whole, rel=1e-3, absolute=1e-4, name="the merged output with lse near 300")
+    empty = call(function, a, torch.full_like(la, -torch.inf), b, lb)
+    close(empty, b, rel=1e-6, absolute=1e-8, name="the merged output when the first part is empty (lse = -inf)")
+    return "equal to one softmax over all 50 tokens"
+
+
+@exercise("05.11")
+def cascade(function):
+    generator = torch.Generator().manual_seed(6)
+    batch, kv_heads, group, head_dim, prefix, own = 5, 2, 2, 32, 64, 3
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q = random(batch, kv_heads, group, head_dim)
+    prefix_k, prefix_v = (random(1, kv_heads, prefix, head_dim) for _ in range(2))
+    k, v = (random(batch, kv_heads, own, head_dim) for _ in range(2))
+    shared = [tensor.expand(batch, -1, -1, -1) for tensor in (prefix_k, prefix_v)]
+    whole, _ = _attend(q, torch.cat((shared[0], k), dim=2), torch.cat((shared[1], v), dim=2))
+    only_prefix, only_own = _attend(q, *shared)[0], _attend(q, k, v)[0]
+    mixed = q.reshape(1, kv_heads, batch * group, head_dim)
+    out, lse = _attend(mixed, prefix_k, prefix_v)
+    scrambled = out.view(q.shape), lse.view(q.shape[:-1])
+    slips = {
+        "Only the prefix is there: each session's own tokens are missing.": only_prefix,
+        "Only the sessions' own tokens are there: the prefix is missing.": only_own,
+        "You folded the batch into the rows without swapping batch and KV heads first: rows of one KV head met the "
+        "keys of another. transpose(0, 1) before the reshape, and back after.": _merged(scrambled, _attend(q, k, v)),
+    }
+    with Traffic(at_least=prefix_k.numel()) as traffic:
+        got = call(function, q, prefix_k, prefix_v, k, v)
+    close(got, whole, rel=1e-5, absolute=1e-6, slips=slips, name="the output")
+    once = prefix_k.nbytes + prefix_v.nbytes
+    times = traffic.bytes / once
+    require(
+        times < 1.5,
+        f"the numbers are right, and the prefix went through memory {times:.0f} times for {batch} sessions: once is "
+        "the point. Do not expand or repeat it and do not loop over sessions; make the queries of all sessions rows "
+        "of one call.",
+    )
+    alone = call(function, q[:1], prefix_k, prefix_v, k[:1], v[:1])
+    close(alone, whole[:1], rel=1e-5, absolute=1e-6, name="the output for a single session")
+    return f"equal to plain attention; the prefix was read once for {batch} sessions"
+
+
+def _attend(q, k, v):
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    lse = scores.logsumexp(dim=-1)
+    return scores.softmax(dim=-1) @ v, lse
+
+
+def _merged(one, two):
+    share = torch.sigmoid(one[1] - two[1])[..., None]
+    return share * one[0] + (1 - share) * two[0]
+
+
+def _opened(kind, tokens):
+    """A pool of four blocks of two tokens, with one session of tenant A in it."""
+    pool = kind(4, 2)
+    session = pool.open(tokens, b"A")
+    pool.extend(session, tokens)
+    return pool, session
+
+
+def _cached(kind):
+    """Four blocks, none free: 0, 2, 1 cached in this order of age, 3 in use."""
+    pool = kind(4, 2)
+    pool.free.clear()
+    pool.references[:] = [0, 0, 0, 1]
+    pool.block_of.update({str(block).encode(): block for block in range(4)})
+    pool.name_of.update({block: str(block).encode() for block in range(4)})
+    for block in (0, 2, 1):
+        pool.cached[block] = None
+    return pool
+
+
+def _order(kind) -> None:
+    """`let_go` must leave the block used last at the end of `cached`."""
+    pool = kind(4, 2)
+    for block, tokens in enumerate(([1, 1], [2, 2], [3, 3])):
+        pool.references[block] = 1
+        pool.free.remove(block)
+        name = chain_hash(b"", tokens)
+        pool.block_of[name], pool.name_of[block] = block, name
+    for block in (0, 1, 2):
+        pool.let_go(block)
+    pool.hold(0)
+    pool.let_go(0)
+    require(
+        list(pool.cached) == [1, 2, 0],
+        f"the blocks 1, 2 and 0 were let go in this order, and `cached` has {list(pool.cached)}: the one used last "
+        "belongs at the end, since eviction takes the first.",
+    )
+
+
+def _on_trial(kind) -> int:
+    """Random operations on small pools; a slip becomes the learner's message."""
+    try:
+        return block_trial.convict(lambda: kind(7, 2))
+    except block_trial.Slip as slip:
+        raise Wrong(str(slip)) from None
+
+
+def _fields(name: str, answer, keys: list[str]) -> None:
+    require(isinstance(answer, dict), f"{name} has to stay a dict with the keys that were given.")
+    missing = [key for key in keys if key not in answer]
+    require(not missing, f"{name} has lost its entry {missing[:1]}; put it back.")

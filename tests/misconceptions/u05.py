@@ -1,0 +1,412 @@
+"""Known wrong answers of unit 05, and other right ones."""
+
+
+def change(name, key, value):
+    return f"{name} = {{**{name}, {key!r}: {value}}}"
+
+
+def function(head, *lines):
+    return f"def {head}:\n" + "\n".join("    " + line for line in lines)
+
+
+def hit(key, value):
+    return change("hits", key, value)
+
+
+def name(*lines):
+    return function('block_name(parent, tokens, salt=b"")', *lines)
+
+
+def prefix(
+    stop="len(tokens) - block_size",
+    parent="name",
+    salt="salt",
+    unknown="break",
+    add="block_of[name]",
+    start='b""',
+):
+    return function(
+        'longest_prefix(block_of, tokens, block_size, salt=b"")',
+        f"found, name = [], {start}",
+        f"for start in range(0, {stop}, block_size):",
+        f"    name = block_name({parent}, tokens[start:start + block_size], {salt})",
+        "    if name not in block_of:",
+        f"        {unknown}",
+        f"    found.append({add})",
+        "return found",
+    )
+
+
+def let_go(*lines):
+    return function("let_go(pool, block)", "pool.references[block] -= 1", *lines)
+
+
+def take(*lines):
+    return function("take(pool)", *lines)
+
+
+def evicting(*lines):
+    """`take` that is right as long as something is free."""
+    return take(
+        "if pool.free:",
+        "    block = pool.free.pop()",
+        "else:",
+        *("    " + line for line in lines),
+        "pool.references[block] = 1",
+        "return block",
+    )
+
+
+def own(*lines):
+    return function("make_own(pool, session)", *lines)
+
+
+SHARED = "if len(session.tokens) % pool.block_size == 0 or pool.references[session.table[-1]] == 1:"
+
+
+def merge(*lines):
+    return function("merge(out_a, lse_a, out_b, lse_b)", *lines)
+
+
+def cascade(*lines):
+    return function("cascade(q, prefix_k, prefix_v, k, v)", "batch, kv_heads, group, head_dim = q.shape", *lines)
+
+
+WRONG = {
+    "05.1": [
+        (hit("same system prompt, other question", 40), "blocks come whole"),
+        (hit("same system prompt, other question", 70), "the question differs"),
+        (hit("next turn", 120), "blocks come whole"),
+        (hit("next turn", 64), "the answer went through the cache"),
+        (hit("64 tokens, sent twice", 64), "has to be computed"),
+        (hit("first prompt, time in front", 64), "move every later one"),
+        (hit("15 tokens, sent twice", 15), "fill no block"),
+        (hit("next turn, prompts kept only", 112), "did not keep the answer"),
+        (hit("next turn", 7), "that is blocks"),
+        ('hits = {"next turn": 112}', "has lost its entry"),
+    ],
+    "05.2": [
+        (change("memory_gb", "each for itself", "2_512 * 131_072 / 1e9"), "50"),
+        (change("memory_gb", "each for itself", 3.355), "left the system prompt out"),
+        (change("memory_gb", "system prompt shared", 16.463), "one prompt a session"),
+        (change("memory_gb", "system prompt shared", 3.355), "it is kept once"),
+        (change("memory_gb", "system prompt shared", 0.32925), "those differ"),
+        ("memory_gb = {name: value * 1e9 for name, value in memory_gb.items()}", "unit is off"),
+    ],
+    "05.3": [
+        ("times_fewer = {name: 1 / value for name, value in times_fewer.items()}", "upside down"),
+        (change("times_fewer", "P 32,768, u 256, B 128", 128), "own tokens out"),
+        (change("times_fewer", "P 32,768, u 256, B 128", 0.5039), "histories, not one"),
+        (change("times_fewer", "P 512, u 512, B 8", 8), "one session's own"),
+        (change("times_fewer", "P 512, u 512, B 8", 0.889), "reads P + u"),
+        (change("times_fewer", "P 32,768, u 256, B 1", "'one'"), "one number"),
+    ],
+    "05.4": [
+        (change("money", "no caching", 0.3735), "left the output out"),
+        (change("money", "no caching", 0.351), "grows by 500"),
+        (change("money", "cached", 0.12204), "3.75, not 3.00"),
+        (change("money", "cached", 0.100125), "left the reads out"),
+        (change("money", "cached", "0.45 - 0.333"), "too low"),
+        (change("money", "cached, time in front", 0.4185), "still written"),
+        (change("money", "reuses, write at 1.25", 0.278), "round up"),
+        (change("money", "reuses, write at 1.25", 2), "as a reuse"),
+        (change("money", "reuses, write at 2", 1), "each reuse saves 0.9"),
+    ],
+    "05.5": [
+        (name("return hashlib.sha256(repr((list(tokens), salt)).encode()).digest()"), "without its parent"),
+        (name("return hashlib.sha256(repr((parent, list(tokens))).encode()).digest()"), "the salt does not change"),
+        (name("return hashlib.sha256(repr((parent, salt)).encode()).digest()"), "tokens are not hashed"),
+        (name("return hashlib.sha256(repr((parent, tokens, salt)).encode()).digest()"), "a list or a tuple"),
+        (name("return hash((parent, tuple(tokens), salt))"), "you returned a int"),
+        (name("return hashlib.sha256(parent + salt + ''.join(map(str, tokens)).encode()).digest()"), "keep the tokens"),
+        (name("return hashlib.sha256(parent + salt + repr(list(tokens)).encode()).digest()"), "run into each other"),
+        (name("return hashlib.sha256(repr((parent, sorted(tokens), salt)).encode()).digest()"), "another order"),
+        (name("return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).digest()[:4]"), "whole digest"),
+        (name("return hashlib.sha256((parent, list(tokens), salt)).digest()"), "TypeError"),
+    ],
+    "05.6": [
+        (prefix(stop="len(tokens)"), "last token is never a hit"),
+        (prefix(parent='b""'), "name of the first as parent"),
+        (prefix(unknown="continue"), "ends at the first gap"),
+        (prefix(salt='b""'), "you found []"),
+        (prefix(add="name"), "you returned names"),
+        (prefix(stop="len(tokens) - 2 * block_size"), "three full blocks"),
+        (prefix().replace("return found", "return len(found)"), "return a list"),
+    ],
+    "05.7": [
+        (
+            let_go(
+                "if block in pool.name_of:", "    pool.cached[block] = None", "else:", "    pool.free.append(block)"
+            ),
+            "only its count goes down",
+        ),
+        (let_go("if pool.references[block] == 0:", "    pool.free.append(block)"), "stays findable"),
+        (let_go("if pool.references[block] == 0:", "    pool.cached[block] = None"), "can never be found again"),
+        (
+            let_go("if pool.references[block] == 0 and block in pool.name_of:", "    pool.cached[block] = None"),
+            "leaked",
+        ),
+        (let_go(), "leaked"),
+        (
+            let_go(
+                "if pool.references[block] == 0:",
+                "    if block in pool.name_of:",
+                "        pool.cached[block] = None",
+                "        pool.cached.move_to_end(block, last=False)",
+                "    else:",
+                "        pool.free.append(block)",
+            ),
+            "belongs at the end",
+        ),
+    ],
+    "05.8": [
+        (
+            evicting("block = pool.references.index(1)", "del pool.block_of[pool.name_of.pop(block)]"),
+            "a session is using",
+        ),
+        (evicting("block, _ = pool.cached.popitem()", "del pool.block_of[pool.name_of.pop(block)]"), "used last"),
+        (evicting("block, _ = pool.cached.popitem(last=False)"), "under its name"),
+        (
+            evicting("block, _ = pool.cached.popitem(last=False)", "pool.block_of.pop(pool.name_of[block])"),
+            "name_of still has",
+        ),
+        (
+            evicting("block = next(iter(pool.cached))", "del pool.block_of[pool.name_of.pop(block)]"),
+            "still in `cached`",
+        ),
+        (take("block = pool.free[-1]", "pool.references[block] = 1", "return block"), "still in `free`"),
+        (take("block = pool.free.pop()", "return block"), "set its count to 1"),
+        (
+            evicting("block, _ = pool.cached.popitem(last=False)", "pool.name_of.clear()", "pool.block_of.clear()"),
+            "one block is evicted at a time",
+        ),
+        (take("block = pool.free.pop()", "pool.references[block] = 1", "return block"), "IndexError"),
+    ],
+    "05.9": [
+        (own("return []"), "overwrite each other"),
+        (
+            own(
+                SHARED,
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "return [(old, new)]",
+            ),
+            "let it go",
+        ),
+        (
+            own(
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+                "return [(old, new)]",
+            ),
+            "nobody else holds",
+        ),
+        (
+            own(
+                "if pool.references[session.table[-1]] == 1:",
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+                "return [(old, new)]",
+            ),
+            "the last block is full",
+        ),
+        (
+            own(
+                SHARED,
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+                "return [(new, old)]",
+            ),
+            "(old block, new block)",
+        ),
+        (
+            own(
+                SHARED,
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+                "return new",
+            ),
+            "return a list of",
+        ),
+        (
+            own(
+                SHARED,
+                "    return []",
+                "old, new = session.table[0], take(pool)",
+                "session.table[0] = new",
+                "let_go(pool, old)",
+                "return [(old, new)]",
+            ),
+            "overwrite each other",
+        ),
+        (
+            own(
+                SHARED,
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+            ),
+            "returns None",
+        ),
+    ],
+    "05.10": [
+        (merge("return (out_a + out_b) / 2"), "same weight"),
+        (merge("return out_a + out_b"), "add up to 1"),
+        (
+            merge("share = torch.sigmoid(lse_b - lse_a)[..., None]", "return share * out_a + (1 - share) * out_b"),
+            "wrong way round",
+        ),
+        (
+            merge("share = (lse_a / (lse_a + lse_b))[..., None]", "return share * out_a + (1 - share) * out_b"),
+            "weight by exp(lse)",
+        ),
+        (
+            merge("a, b = lse_a.exp()[..., None], lse_b.exp()[..., None]", "return (a * out_a + b * out_b) / (a + b)"),
+            "overflows",
+        ),
+        (
+            merge("a, b = lse_a.exp()[..., None], lse_b.exp()[..., None]", "return a * out_a + b * out_b"),
+            "divided by their sum",
+        ),
+        (merge("share = torch.sigmoid(lse_a - lse_b)", "return share * out_a + (1 - share) * out_b"), "RuntimeError"),
+    ],
+    "05.11": [
+        (
+            cascade("return attend(q, prefix_k.expand(batch, -1, -1, -1), prefix_v.expand(batch, -1, -1, -1))[0]"),
+            "own tokens are missing",
+        ),
+        (cascade("return attend(q, k, v)[0]"), "prefix is missing"),
+        (
+            cascade(
+                "a = attend(q, prefix_k.expand(batch, -1, -1, -1), prefix_v.expand(batch, -1, -1, -1))",
+                "return merge(*a, *attend(q, k, v))",
+            ),
+            "through memory",
+        ),
+        (
+            cascade(
+                "rows = []",
+                "for b in range(batch):",
+                "    a = attend(q[b:b + 1], prefix_k, prefix_v)",
+                "    rows.append(merge(*a, *attend(q[b:b + 1], k[b:b + 1], v[b:b + 1])))",
+                "return torch.cat(rows)",
+            ),
+            "through memory",
+        ),
+        (
+            cascade(
+                "out, lse = attend(q.reshape(1, kv_heads, batch * group, head_dim), prefix_k, prefix_v)",
+                "return merge(out.view(q.shape), lse.view(q.shape[:-1]), *attend(q, k, v))",
+            ),
+            "swapping batch and kv heads",
+        ),
+        (
+            cascade(
+                "together = q.transpose(0, 1).reshape(1, kv_heads, batch * group, head_dim)",
+                "return attend(together, prefix_k, prefix_v)[0]",
+            ),
+            "has to have shape",
+        ),
+    ],
+}
+
+RIGHT = {
+    "05.1": ["hits = {key: float(value) for key, value in hits.items()}"],
+    "05.2": ["memory_gb = {key: torch.tensor(value, dtype=torch.float64) for key, value in memory_gb.items()}"],
+    "05.3": ["times_fewer = {key: round(value, 1) if value > 2 else value for key, value in times_fewer.items()}"],
+    "05.4": ["money = {key: round(value, 3) for key, value in money.items()}"],
+    "05.5": [
+        name(
+            "digest = hashlib.blake2b(digest_size=32)",
+            "for part in (parent, salt, bytes(str(list(tokens)), 'ascii')):",
+            "    digest.update(len(part).to_bytes(8, 'little') + part)",
+            "return digest.digest()",
+        ),
+        name("import pickle", "return hashlib.sha256(pickle.dumps((parent, tuple(tokens), salt))).digest()"),
+    ],
+    "05.6": [
+        function(
+            'longest_prefix(block_of, tokens, block_size, salt=b"")',
+            'found, name = [], b""',
+            "while (len(found) + 1) * block_size < len(tokens):",
+            "    i = len(found) * block_size",
+            "    name = block_name(name, tuple(tokens[i:i + block_size]), salt)",
+            "    block = block_of.get(name)",
+            "    if block is None:",
+            "        return found",
+            "    found.append(block)",
+            "return found",
+        ),
+    ],
+    "05.7": [
+        let_go(
+            "if pool.references[block]:",
+            "    return",
+            "named = block in pool.name_of",
+            "pool.cached.update({block: None}) if named else pool.free.insert(0, block)",
+        ),
+    ],
+    "05.8": [
+        take(
+            "if not pool.free:",
+            "    oldest = next(iter(pool.cached))",
+            "    pool.cached.pop(oldest)",
+            "    name = pool.name_of.pop(oldest)",
+            "    pool.block_of.pop(name)",
+            "    pool.free.append(oldest)",
+            "block = pool.free.pop(0)",
+            "hold(pool, block)",
+            "return block",
+        ),
+    ],
+    "05.9": [
+        own(
+            "last = len(session.table) - 1",
+            "if len(session.tokens) % pool.block_size and pool.references[session.table[last]] > 1:",
+            "    old = session.table.pop()",
+            "    let_go(pool, old)",
+            "    session.table.append(take(pool))",
+            "    return ((old, session.table[-1]),)",
+            "return ()",
+        ),
+    ],
+    "05.10": [
+        merge(
+            "top = torch.maximum(lse_a, lse_b)",
+            "a, b = (lse_a - top).exp()[..., None], (lse_b - top).exp()[..., None]",
+            "return (a * out_a + b * out_b) / (a + b)",
+        ),
+        merge(
+            "share = torch.softmax(torch.stack([lse_a, lse_b]), dim=0).unsqueeze(-1)",
+            "return (share * torch.stack([out_a, out_b])).sum(dim=0)",
+        ),
+    ],
+    "05.11": [
+        cascade(
+            "together = q.permute(1, 0, 2, 3).flatten(1, 2)[None]",
+            "out, lse = attend(together, prefix_k, prefix_v)",
+            "out = out[0].unflatten(1, (batch, group)).transpose(0, 1)",
+            "lse = lse[0].unflatten(1, (batch, group)).transpose(0, 1)",
+            "own, own_lse = attend(q, k, v)",
+            "return merge(own, own_lse, out, lse)",
+        ),
+        cascade(
+            "heads = []",
+            "for h in range(kv_heads):",
+            "    out, lse = attend(q[None, None, :, h].flatten(2, 3), prefix_k[:, h:h + 1], prefix_v[:, h:h + 1])",
+            "    own = attend(q[:, h:h + 1], k[:, h:h + 1], v[:, h:h + 1])",
+            "    shape = (batch, 1, group)",
+            "    heads.append(merge(out.view(*shape, head_dim), lse.view(shape), *own))",
+            "return torch.cat(heads, dim=1)",
+        ),
+    ],
+}
