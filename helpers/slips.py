@@ -55,8 +55,9 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3) -> str:
             return f"the size is right and the sign is not: it has to be {sign}"
         return f"the sign is wrong: it has to be {sign}"
     nearest, cause = min(_RATIOS, key=lambda pair: abs(log_ratio - math.log(pair[0])))
-    # Half of the gap to "right" (ratio 1) at most, so that 1.024 is only named when it is really met.
-    if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), abs(math.log(nearest)) / 2):
+    # A sixth of the gap to "right" (ratio 1) at most, so that 1.024 is only named when it is really met, however
+    # roughly the answer itself may be given.
+    if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), abs(math.log(nearest)) / 6):
         return cause
     return f"it is too {'high' if (log_ratio > 0) == (expect > 0) else 'low'}, by {_vague(abs(log_ratio))}"
 

@@ -110,6 +110,10 @@ def test_tensor_parallel_and_the_last_claims():
     assert per_head == kv_bytes(llama, 1) / 8 == 64_512
     assert kv_bytes(V3, 1) == 70_272 > per_head
     says("70,272 against 64,512 bytes a token")
+    row, rank = 576, V3.mla.kv_lora_rank
+    intensity = {heads: heads * (row + rank) / row for heads in (V3.q_heads, V3.q_heads // 8)}
+    assert [round(x) for x in intensity.values()] == [242, 30]
+    says("each GPU now has 16 of the heads", "30 FLOP/byte instead of 242")
     assert kv_bytes(llama, 128_000) / 2**30 == pytest.approx(61.5, abs=0.05)
     assert 16 * per_head * 128_000 / 2**30 == pytest.approx(123, abs=0.1)
     assert 2 * V3.layers * expanded_row(V3.mla, 16) / 1024 == 610

@@ -202,17 +202,23 @@ class Int4ChannelCache(QuantizedCache):
 class Fp8Cache(QuantizedCache):
     """fp8 e4m3 without scales: one byte a number, as vLLM stores it by default.
 
-    A storage format everywhere; there is no arithmetic in fp8 on a CPU, so every read is converted first.
+    A storage format everywhere. Only a GPU of compute capability 8.9 or later converts it as it reads; elsewhere all of
+    it is converted first.
     """
 
     def __init__(self, geometry: Geometry, capacity: int, batch: int = 1, **options):
-        super().__init__(geometry, capacity, batch, **(options | {"fused": False}))
+        super().__init__(geometry, capacity, batch, **options)
+        hardware = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 9)
+        self.fused = self.fused and hardware and hasattr(self.kernels, "decode_attention_fp8")
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, quantize.FP8)
 
     def _write(self, layer, k, v, start, end):
         for name, x in (("k", k), ("v", v)):
             self.stored[name][layer, :, :, start:end] = quantize.to_fp8(x)
+
+    def _attend_packed(self, layer, q, end):
+        return self.kernels.decode_attention_fp8(q, *self._layer(layer, "k", "v"), end)
 
     def dequantize(self, layer, end):
         return tuple(x[:, :, :end].float() for x in self._layer(layer, "k", "v"))

@@ -16,20 +16,23 @@ PROMPT = 1024
 
 @exercise("01.1")
 def flops_of_each_phase(prefill_tflop, decode_gflop):
-    g = get("Llama-3.1-8B")
     # 8.03e9 parameters with the input embedding, 7.50e9 that multiply.
     everything, multiplied = 8.03, 7.50
     one_flop = "You counted one FLOP for each weight; a weight costs a multiplication and an addition."
     embedding = "You counted the input embedding: looking a token up multiplies nothing."
     number(
         prefill_tflop,
-        prefill_flops(g, PROMPT) / 1e12,
+        14.45,  # between 14.30 (weights alone) and 14.57 (with attention over the prompt)
         unit="TFLOP",
-        rel=0.07,
+        rel=0.03,
         name="prefill_tflop",
         slips={
             one_flop: (7.15, 7.68),
             embedding: 2 * everything * PROMPT / 1e3,
+            "You used the output head for every token of the prompt; a prefill needs it once.": 2
+            * multiplied
+            * PROMPT
+            / 1e3,
             "That is one token; each of the 1,024 tokens passes through the layers.": 2 * multiplied / 1e3,
         },
     )
@@ -347,7 +350,10 @@ def ttft_and_tpot(latency):
         "last token, not with an empty chunk.",
     )
     ttft, tpot = measure(1.0, [(1.3, 1)])
-    require(same(ttft, 0.3) and math.isnan(float(tpot)), "one token has no gap: its TPOT is float('nan').")
+    require(
+        same(ttft, 0.3) and tpot is not None and math.isnan(float(tpot)),
+        "one token has no gap: its TPOT is float('nan').",
+    )
 
 
 @exercise("01.7")
@@ -410,16 +416,16 @@ def model_of_a_request(phases):
     )
     check_one(
         64,
-        8001,
+        2001,
         1,
         no_slips,
         lambda s: {
             "Your cache does not grow: step i reads prompt + i tokens.": (
-                8000 * (weights + per_token * 64) / 1e12,
-                8000 * (weights + per_token * 65) / 1e12,
+                2000 * (weights + per_token * 64) / 1e12,
+                2000 * (weights + per_token * 65) / 1e12,
             ),
-            "You read the final cache in every step; it grows from the prompt to its full length.": 8000
-            * (weights + per_token * 8065)
+            "You read the final cache in every step; it grows from the prompt to its full length.": 2000
+            * (weights + per_token * 2065)
             / 1e12,
         },
     )

@@ -1,9 +1,11 @@
 """Checks of unit 03: who shares a key, and how many bytes that saves."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 
-from helpers.check import call, choice, close, exercise, number, require
+from helpers.check import Wrong, call, choice, close, exercise, number, require
 from helpers.geometry import MLA, get, kv_bytes
 from helpers.traffic import Traffic
 
@@ -118,7 +120,7 @@ def check_times_smaller(times_smaller):
     }
     for name, value in _entries(times_smaller, checks, "times_smaller"):
         expect, slips = checks[name]
-        number(value, expect, rel=5e-3, unit="times", slips=slips, name=name)
+        number(value, expect, rel=1.5e-2, unit="times", slips=slips, name=name)
 
 
 @exercise("03.3")
@@ -199,9 +201,15 @@ def check_grouped_attention(fn):
     )
     times = seen.bytes / (k.nbytes + v.nbytes)
     require(
+        times > 0.9,
+        "right numbers, but no torch operation was seen to read all of K and V, so their traffic cannot be counted. "
+        "Stay in torch: numpy would not run on a GPU either.",
+    )
+    require(
         times < 1.9,
         f"right numbers and nothing expanded, but K and V were read or copied {times:.0f} times. Let all query heads "
-        "of a group be rows of one matrix, so that one product serves them all.",
+        "of a group be rows of one matrix, so that one product serves them all; scale the queries or the scores, "
+        "and leave K and V as they are.",
     )
     return f"K and V read {times:.0f} time, no copy"
 
@@ -244,6 +252,7 @@ def check_repeat_traffic(repeat_traffic):
             "That is the grouped form, which makes no copies.": 1,
             "The cache in memory is 8 times smaller, but a step works on the copies.": 1 / 8,
             "K and V are both in 'the bytes of the cache' already.": 34,
+            "You counted in caches of MHA. The unit here is the grouped cache, 8 times smaller.": 17 / 8,
         },
     )
 
@@ -378,12 +387,12 @@ def check_flop_per_byte(flop_per_byte, limit):
         flop_per_byte, ("MHA", "GQA-8, 64 query heads", "MLA, 128 query heads"), "flop_per_byte"
     ):
         if name.startswith("MLA"):
-            # FlashMLA's own documents round to 2 FLOPs per head and byte: 256.
-            if isinstance(value, int | float) and abs(value - 2 * heads) < 1:
+            with contextlib.suppress(Wrong):  # FlashMLA's own documents round to 2 FLOPs per head and byte: 256
+                number(value, 2 * heads, absolute=1, rel=0, unit="FLOP/byte", name=name)
                 continue
             slips = {
                 "The latent is key and value at once: one read serves both products. You charged it twice, or counted "
-                "one of the products.": [exact / 2, heads, heads * row / row],
+                "one of the products.": [exact / 2, heads, heads * m.kv_lora_rank / row],
                 "You counted one head; all 128 read the same row.": exact / heads,
                 "That is per element; a bfloat16 element has 2 bytes.": [2 * exact, 4 * heads],
             }
@@ -401,7 +410,6 @@ def check_flop_per_byte(flop_per_byte, limit):
         {
             "memory": "V3's attention does about 242 FLOPs for each byte and an H200 can do 206 in the time it reads "
             "one: the multiplying takes longer than the reading.",
-            "capacity": "how much fits says nothing about which of the two takes longer.",
         },
         name="limit",
     )

@@ -120,7 +120,7 @@ check.grade("03.2", times_smaller)
 ### BEGIN HIDDEN TESTS
 given = [float(value) for value in times_smaller.values()]
 right = [5.0, 71.11, 3.556, 0.4444]
-assert all(abs(a / b - 1) < 0.005 for a, b in zip(given, right, strict=True)), "a factor is off"
+assert all(abs(a / b - 1) < 0.016 for a, b in zip(given, right, strict=True)), "a factor is off"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -129,7 +129,8 @@ assert all(abs(a / b - 1) < 0.005 for a, b in zip(given, right, strict=True)), "
 #
 # **Exercise 03.3.** DeepSeek-V2 advertises a KV cache **93.3 % smaller** than DeepSeek-67B's. The older model has
 # 95 layers with 8 KV heads of 128, in bfloat16. V2 has 60 layers of 512 + 64 elements. What is the saving if V2's
-# cache is in bfloat16 too? And at the 6 bits an element that the paper's section 3.2.3 mentions in passing?
+# cache is in bfloat16 too? And at the 6 bits an element that the paper's section 3.2.3 mentions in passing? (To one
+# decimal.)
 
 # %% answer="03.3"
 saved_percent = {  # per cent of DeepSeek-67B's bytes per token
@@ -354,15 +355,16 @@ print(f"largest difference of the logits: {(logits[0] - logits[1]).abs().max():.
 #
 # One decoder, six ways to share. All have the same layers, width and query heads; only what a token leaves behind
 # differs. "GQA ×4" means that 4 query heads share a KV head. The MLA has DeepSeek's proportions: a latent of 4
-# head_dims, a rotary key of half a head_dim.
+# head_dims, a rotary key of half a head_dim. With 16 query heads, its cache is about that of GQA ×8.
 
 # %%
-if spot.type == "cpu":
-    size = dict(layers=4, hidden=1024, q_heads=16, head_dim=64, intermediate=2816)
-    contexts, dtype = [16, 2048, 4096, 8192], torch.float32
-else:
-    size = dict(layers=4, hidden=4096, q_heads=32, head_dim=128, intermediate=11008)
-    contexts, dtype = [16, 8192, 16384, 32768], torch.bfloat16 if spot.type == "cuda" else torch.float32
+size = dict(layers=4, hidden=1024, q_heads=16, head_dim=64, intermediate=2816)
+contexts, dtype = [16, 2048, 4096, 8192], torch.float32
+if spot.type == "cuda":
+    dtype = torch.bfloat16
+    if torch.cuda.mem_get_info(spot)[0] > 24e9:  # all decoders and caches together take 17 GB
+        size = dict(layers=4, hidden=4096, q_heads=32, head_dim=128, intermediate=11008)
+        contexts = [16, 8192, 16384, 32768]
 heads, wide = size["q_heads"], size["head_dim"]
 mha = Geometry("MHA", kv_heads=heads, vocab=4096, **size)
 latent = MLA(kv_lora_rank=4 * wide, qk_rope_head_dim=wide // 2, qk_nope_head_dim=wide, v_head_dim=wide)
@@ -457,7 +459,9 @@ from helpers import check
 
 check.grade("03.8", flop_per_byte, limit)
 ### BEGIN HIDDEN TESTS
-assert [round(float(value)) for value in flop_per_byte.values()] in ([1, 8, 242], [1, 8, 256]), "an intensity is off"
+mha, gqa, mla = (float(value) for value in flop_per_byte.values())
+assert abs(mha - 1) < 0.02 and abs(gqa - 8) < 0.1, "an intensity is off"
+assert min(abs(mla - 241.8), abs(mla - 256)) < 2.5, "MLA's intensity is off"
 assert str(limit).strip().lower() == "compute", "the other one"
 ### END HIDDEN TESTS
 
@@ -488,8 +492,9 @@ plt.show()
 # and hardly any time.
 #
 # In the left half, find your MLA. The distance from a point up to the roof is what its kernel leaves unused. Beyond
-# the ridge, bytes no longer set the time: arithmetic does. On most CPUs the ridge is so low that this MLA, with
-# about the cache of GQA ×8, costs clearly more than its bytes say; on a large GPU it takes 128 heads to get there.
+# the ridge, bytes no longer set the time: arithmetic does. A CPU's ridge is often so low that this MLA, with about
+# the cache of GQA ×8, costs clearly more than its bytes say (how much of that is arithmetic, and how much its kernel,
+# stands in the last table); on a large GPU it takes about 128 heads to get there.
 #
 # ## Explain
 #
@@ -551,8 +556,8 @@ estimates.Table(["against MHA", "bytes stored", "bytes moved", f"time of {far:,}
 # This is what the dashboard of the first paragraph saw: bytes *stored* fell 8 times, bytes *moved* did not fall at
 # all. Name the residuals. Where the two forms of repeat-KV differ, it is the price of fresh memory: an operating
 # system clears every page before it hands it out, and on a CPU this can cost more than the copying. Where grouped
-# gains less than its bytes, or more, the pace differs: one query row in a product of plain torch reads slower than
-# eight. Others have measured the same:
+# gains less than its bytes, or more, the pace differs: a product of plain torch may read at one pace with one query
+# row and at another with eight. Others have seen memory fall and time stay:
 #
 # - mlx-lm#1679, M5 Pro: a kernel that read K and V once per query head. With 32 query and 32 KV heads it reached
 #   281 GB/s at 32k tokens, with 64 on 8 (head_dim 64) 119 GB/s, 45 % of the 266 GB/s of a dense read.
@@ -590,7 +595,7 @@ assert abs(float(tokens_that_fit["latent"]) / 1_222_744 - 1) < 0.002, "latent"
 # %% [markdown]
 # vLLM's log said 5,373 blocks of 16, that is 85,968 tokens. With a latent cache the same pool holds 14.2 times as
 # many. Throughput rose from 10.47 to 18.5 requests a second: 1.8 times. Once room is no longer what is missing,
-# something else is: here weights, experts, and arithmetic.
+# something else is.
 #
 # **On more than one GPU.** Tensor parallelism gives each GPU a share of the *heads*. A KV head goes with its query
 # heads. With more GPUs than KV heads, a KV head is kept by each GPU that needs it. The latent is needed by all
@@ -622,9 +627,10 @@ assert [float(value) for value in bytes_per_gpu.values()] == [64_512, 64_512, 70
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# On 8 GPUs DeepSeek-V3 keeps *more* cache per GPU than Llama-3.1-405B: 70,272 against 64,512 bytes a token. That is
-# why engines can run its attention *data parallel* (so SGLang and vLLM call it): each GPU takes all heads of some of
-# the sessions, and a latent is kept once.
+# On 8 GPUs DeepSeek-V3 keeps *more* cache per GPU than Llama-3.1-405B: 70,272 against 64,512 bytes a token. And each
+# GPU now has 16 of the heads and reads all the latents for them: 30 FLOP/byte instead of 242, limited by memory
+# again. That is why engines can run its attention *data parallel* (so SGLang and vLLM call it): each GPU takes all
+# heads of some of the sessions, and a latent is kept once.
 #
 # **Claims, tested.** You now have the arithmetic for each of these, all found in print:
 #
@@ -633,24 +639,25 @@ assert [float(value) for value in bytes_per_gpu.values()] == [64_512, 64_512, 70
 # - "Standard attention in DeepSeek-V3 would need 610 kB a token": with V2-Lite's 16 heads. V3 has 128: 4,880 KiB.
 # - "Llama-3.1-405B needs 123 GB of KV at 128k": 61.5 GiB. 123 is what 16 GPUs keep together, each head twice.
 #
-# Last, your predictions and the name of what separates them from the measurements: what a step with an almost empty
-# cache takes beyond its bytes, and what the context takes beyond its own. Left of the ridge the second part is the
-# pace of the kernel, right of it arithmetic.
+# Last, your predictions and the names of what separates them from the measurements: what a step with an almost empty
+# cache takes beyond its bytes; how much longer the arithmetic over the context takes than its reading, both at the
+# rates of the card (nothing left of the ridge); and the rest, which is the pace of the kernel.
 
 # %%
-ridge = card.ridge(name)
 for label in engines:
     fixed = measured[label][0] - predicted[label][0]
     context = measured[label][-1] - predicted[label][-1] - fixed
-    why = "arithmetic" if points[label][0] > ridge else "the kernel's pace"
+    read = longest * kv[label]
+    arithmetic = 1e3 * max(0, points[label][0] * read / card.rate(name) - read / card.read_bytes_per_second)
     key = f"03.tpot_ms_{label.replace(' ×', '')}_at_{longest}"
-    residual = f"weights and launches {fixed:+.1f} ms, context {context:+.1f} ms ({why})"
+    residual = f"weights, launches {fixed:+.1f}, arithmetic {arithmetic:+.1f}, kernel {context - arithmetic:+.1f} ms"
     estimates.measured(key, measured[label][-1], residual=residual)
 estimates.report("03")
 
 # %%
 def effect(label):
-    return f"÷ {measured['MHA'][-1] / measured[label][-1]:.2f} at {longest:,} tokens, here"
+    busy = any(timed[which][longest].verdict != "ok" for which in ("MHA", label))
+    return f"÷ {measured['MHA'][-1] / measured[label][-1]:.2f} at {longest:,} tokens, here{' (busy)' * busy}"
 
 
 def smaller(label):
@@ -659,8 +666,8 @@ def smaller(label):
 
 same = dict(ttft="hardly changed", quality="decided in training")
 estimates.ledger("03", "GQA ×8, grouped", tpot=effect("GQA ×8"), memory=smaller("GQA ×8"), **same)
-estimates.ledger("03", "GQA ×8 with repeat-KV", tpot="none, or slower", memory=smaller("GQA ×8") + " and copies",
-                 **same)
+repeated = f"its context takes {grown['repeat-KV'] / grown['MHA']:.2f} times MHA's, here"
+estimates.ledger("03", "GQA ×8 with repeat-KV", tpot=repeated, memory=smaller("GQA ×8") + " and copies", **same)
 estimates.ledger("03", "MLA, absorbed", tpot=effect("MLA") + "; compute-bound with many heads",
                  memory=smaller("MLA") + "; not split by tensor parallelism", **same)
 

@@ -65,8 +65,8 @@ assert [float(value) for value in quantized_bytes.values()] == [65_536, 66_560, 
 #
 # Fewer bytes, and yet more work: every number has to be converted, and the engine launches extra kernels to
 # quantise what is new. So a quantised cache has its own line, TPOT = intercept + slope · context, with a smaller
-# slope and, usually, a larger intercept. vLLM measured both lines for Llama-3.1-8B, batch 1 (in ms, per token of
-# context):
+# slope and, usually, a larger intercept. vLLM measured both lines for Llama-3.1-8B, batch 1 (slope in ms per token
+# of context, intercept in ms):
 #
 # | GPU | bf16 slope | bf16 intercept | fp8 slope | fp8 intercept |
 # |---|---|---|---|---|
@@ -93,7 +93,8 @@ assert abs(float(break_even_tokens["H100"]) - 7_000) < 20 and abs(float(break_ev
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# vLLM's own figure for the H100 is 7,010. A chat of two thousand tokens is *slower* with the smaller cache.
+# vLLM's own figure for the H100 is 7,010. A chat of two thousand tokens is *slower* with the smaller cache, if only
+# by 0.1 ms a token.
 #
 # ## Build
 #
@@ -106,8 +107,8 @@ assert abs(float(break_even_tokens["H100"]) - 7_000) < 20 and abs(float(break_ev
 def quantize_int8(x):
     """Symmetric int8, one scale per token and head.
 
-    x: float tensor [batch, kv_heads, t, head_dim], not all zero.
-    Returns (numbers, scale): int8 of the shape of x, and float [batch, kv_heads, t], so that
+    x: float32 [batch, kv_heads, t, head_dim], no token all zero; it is left as it is.
+    Returns (numbers, scale): int8 of the shape of x, and float32 [batch, kv_heads, t], so that
     numbers * scale[..., None] is x to within half a scale.
 
     Example: one token [-1.27, 0.5, 1.0] → numbers [-127, 50, 100], scale 0.01.
@@ -139,7 +140,8 @@ assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]])), "wrong scal
 def quantize_levels(x, bits, dim):
     """Asymmetric quantisation: levels 0 … 2**bits - 1 from the minimum to the maximum along `dim`.
 
-    Returns (levels, scale, zero): uint8 of the shape of x; scale and zero with `dim` kept at size 1, so that
+    x: float32 of any shape, nowhere constant along `dim`; it is left as it is.
+    Returns (levels, scale, zero): uint8 of the shape of x; float32 scale and zero with `dim` kept at size 1, so that
     levels * scale + zero is x to within half a scale.
 
     Example: x = [-1.0, 0.0, 0.4, 2.0], bits 2 → levels [0, 1, 1, 3], scale 1.0, zero -1.0.
@@ -216,15 +218,19 @@ for ax, name, stored in zip(panels, ("keys", "values"), (cache.keys, cache.value
     size = stored[layer, 0, head].abs().mean(dim=0).cpu()
     ax.bar(range(64), size, color=plots.BLUE if name == "keys" else plots.ORANGE)
     ax.set(title=f"{name}: largest ÷ median {size.max() / size.median():.1f}", xlabel="dim of the head (index)")
+    every = stored[:, 0].abs().mean(dim=2)  # [layers, kv_heads, head_dim]
+    ratio = (every.amax(-1) / every.median(-1).values).median()
+    print(f"{name}, all layers and heads: the largest dim is {ratio:.1f} times the median one (median of the heads)")
 _ = panels[0].set_ylabel("mean magnitude (model units)")
 
 # %% [markdown]
 # A few **channels** (dims of the head) of the keys are many times larger than the rest, for every token alike. The
-# values have nothing like it. If a token's 64 key dims share one scale, the outlier decides how far apart the
-# levels are, and the other dims get two or three levels between them.
+# values of this head have nothing like it. If a token's 64 key dims share one scale, the outlier decides how far
+# apart the levels are, and each of the other dims has only a few of the 16 levels left.
 #
-# The way out (KIVI, KVQuant): let a **channel** share a scale across a block of tokens. Then an outlier channel has
-# its own wide scale and troubles nobody. Values stay per token.
+# The way out, as in KIVI: let a **channel** share a scale across a block of tokens. Then an outlier channel has its
+# own wide scale and troubles nobody. Values stay per token. (KVQuant, too, gives each key channel a scale of its
+# own, but fixes it beforehand on sample text, and quantises keys *before* rotation, which mixes pairs of channels.)
 #
 # **Exercise 06.6.** Write what such a cache gives back. `unflatten` splits a dimension: a tensor [b, h, t, d] with
 # `.unflatten(2, (-1, size))` becomes [b, h, t/size, size, d], and `.flatten(2, 3)` undoes it.
@@ -311,8 +317,17 @@ _ = plots.curve(None, bits, errors, xlabel="bits per number (bits)", ylabel="err
                 title="Groups of 32: who should share a scale?", ylog=True)
 
 # %% [markdown]
-# Keys want to share along tokens, values hardly care. But is a few per cent of error much? Ask the model: its
-# perplexity on the documentation, tokens 512 to 2,048, with each token reading back what the scheme gives.
+# For which of the two, keys or values, does it matter who shares? (Where it matters little, per token is the simpler
+# choice: a token can be packed as it arrives, while a channel has to wait until its block of tokens is full.)
+#
+# And is a few per cent of error much? Ask the model: its perplexity on the documentation, tokens 512 to 2,048, with
+# each token reading back what the scheme gives.
+#
+# One scheme is new. **fp8 e4m3** spends its byte as a small floating-point number: a sign, 4 bits of exponent, 3 bits
+# of mantissa. It reaches ±448, and rounding is off by at most 1/16 of each number (from 2⁻⁶ up), whatever its
+# neighbours are, so that it needs no groups. As a format to *store* in it works anywhere, converted in software where
+# the chip knows no fp8.
+#
 # First your guess. Two schemes have 4 bits; how much worse than the exact cache is each, in %?
 
 # %%
@@ -340,7 +355,7 @@ def int8_both(k, v):
 
 
 def fp8_both(k, v):
-    return [quantize.to_fp8(x).float() for x in (k, v)]
+    return [quantize.to_fp8(x.cpu()).float().to(x.device) for x in (k, v)]  # torch has no fp8 on MPS
 
 
 schemes = {
@@ -384,10 +399,11 @@ ax = plots.bars(None, [name.replace(" ", "\n", 1) for name in shown], [rise[name
 #
 # Now time. A packed cache can be read in two ways. **Naive**: dequantise all of it into full precision, then
 # attend. **Fused**: the attention kernel reads the packed bytes and converts them in registers. Same bytes at rest.
-# Your prediction from bytes alone, for one step at the longest context:
+# (A device without kernels of its own, such as MPS, has no fused form: its plain torch is naive in every line.)
+# The prediction from bytes alone, for one step at the longest context:
 
 # %%
-from helpers.caches.quantized import Int4TokenCache, Int8Cache
+from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
 
 contexts = [512, 2_048, 4_096] if budget == "quick" else [512, 2_048, 4_096, 8_192]
 capacity = contexts[-1] + 32
@@ -398,6 +414,8 @@ caches = {
     "int8 fused": Int8Cache(model.geometry, capacity, device=spot),
     "int4 fused": Int4TokenCache(model.geometry, capacity, device=spot),
 }
+if (fp8 := Fp8Cache(model.geometry, capacity, device=spot)).fused:  # timed only where the chip reads fp8 itself
+    caches["fp8 fused"] = fp8
 per_token_bytes = {name: cache.nbytes / capacity for name, cache in caches.items()}
 for name, size in per_token_bytes.items():
     floor = 1e3 * (model.weight_bytes + contexts[-1] * size) / card.read_bytes_per_second
@@ -417,10 +435,10 @@ _ = plots.curve(None, contexts, measured, spread=spread, xlabel="context (tokens
                 title=f"One model, four ways to keep its cache ({card.name})")
 
 # %% [markdown]
-# Two stories in one picture: the naive reader saves memory and costs time, fused int8 saves both. And fused int4, with
-# the fewest bytes of all? Where it is no faster than int8 it has run out of instructions, not of bytes, and the last
-# exercise is about that. Fit the lines and let them say where they cross. (A slope below zero says that the machine was too busy to be measured: run the
-# cell above again.)
+# Which of the stories of the opening does each line tell? Below float32 at the right end: less memory *and* less time.
+# Above it: less memory *for* time. And fused int4, with the fewest bytes of all? Where it is no faster than int8 it
+# has run out of instructions, not of bytes, and the last exercise is about that. Fit the lines and let them say where
+# they cross. (A slope below zero says that the machine was too busy to be measured: run the cell above again.)
 
 # %%
 lines = {name: np.polyfit(contexts, measured[name], 1) for name in caches}
@@ -433,8 +451,9 @@ for name, (slope, intercept) in lines.items():
 estimates.Table(["cache", "slope, per token", "intercept", "cache bytes ÷ slope", "faster than float32 from"], rows)
 
 # %% [markdown]
-# Look at the fourth column. A packed cache is read at *fewer* bytes per second than the exact one: its kernel is
-# busy converting. Bytes fall faster than time, here as on every published machine.
+# Compare the column of rates. Where a packed cache is read at *fewer* bytes per second than the exact one, its kernel
+# is busy converting, and bytes fall faster than time. So it was in exercise 06.2: fp8 has 50 % of the bytes and kept
+# 54 % of the slope on both GPUs.
 
 # %%
 estimates.report("06")
@@ -446,7 +465,8 @@ estimates.report("06")
 # 8.0445e9 bytes of weights; a token leaves 147,456 bytes in bf16 and half of that in fp8. If time is bytes, the
 # bandwidth cancels.
 #
-# **Exercise 06.8.** By how many per cent do tokens per second rise with fp8, at 2,048 and at 32,768 tokens?
+# **Exercise 06.8.** By how many per cent do tokens per second rise with fp8, at 2,048 and at 32,768 tokens? (To two
+# decimals.)
 
 # %% answer="06.8"
 fp8_gain = {2_048: None, 32_768: None}  # % more tokens per second
@@ -473,12 +493,14 @@ _ = plots.prediction(None, x, from_bytes, published, xlabel="context (tokens)", 
                      title="Qwen3-4B, L4, vLLM: fp8 against bf16")
 
 # %% [markdown]
-# Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing is the conversion.
+# Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing is the conversion, and whatever
+# else in a step is not reading.
 #
 # **When instructions are the limit.** A GPU core can also run out of *instructions*. On an H200 each byte that
 # arrives from memory leaves time for about 6.2 instructions of one thread (132 SMs × 128 lanes × 1.755 GHz ÷ 4.8
-# TB/s). A straightforward int4 kernel, counted in its compiled code, spends 7.7 on each number: shift, mask,
-# convert, scale, multiply, add. A bf16 number is 2 bytes, and its kernel is limited by them.
+# TB/s; the clock is an assumption, its top of 1.98 GHz would make it 7.0). A straightforward int4 kernel spends 7.7
+# on each number: shift, mask, convert, scale, multiply, add (counted by the authors in code compiled for the H200,
+# not timed). A bf16 number is 2 bytes, and its kernel is limited by them.
 #
 # **Exercise 06.9.** Attention over an int4 cache of 4.5 bits per number (16 levels, groups of 64, 2-byte scale and
 # zero), against bf16: how many times faster would it be if only bytes counted? And how many times at most, when
@@ -495,33 +517,35 @@ from helpers import check
 
 check.grade("06.9", int4_speedup)
 ### BEGIN HIDDEN TESTS
-assert abs(float(int4_speedup["by bytes"]) - 3.556) < 0.02, "by bytes"
-assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.02, "by instructions"
+assert abs(float(int4_speedup["by bytes"]) - 3.556) < 0.055, "by bytes"
+assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instructions"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# So a first int4 kernel gains 1.6 times where 3.6 were promised, and one that unpacks into memory first gains less
-# than nothing. That is the engineer of the opening: Hugging Face's own report on a 4-bit cache that is dequantised
-# at every step says "about 2.5×" less memory and *slower* generation as the batch grows. Threads from vLLM, SGLang
-# and TensorRT-LLM show fp8 caches that lose, for a software conversion, an extra launch or a short context.
+# So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised, and one that unpacks
+# into memory first can gain less than nothing. That is the engineer of the opening: Hugging Face's own report on a
+# 4-bit cache that is dequantised at every step says "about 2.5×" less memory and *slower* generation as the batch
+# grows. Threads from vLLM, SGLang and Intel show fp8 caches that lose, for a software conversion, an extra launch or
+# a short context.
 #
 # **The claims.**
 #
-# - *FP8 halves the cache.* True without scales: vLLM's pool on the L4 went from 83,488 to 166,992 tokens.
+# - *FP8 halves the cache.* True with no scale per token: vLLM's pool on the L4 went from 83,488 to 166,992 tokens.
 # - *INT4 quarters it.* False: 28 % in groups of 64, 31 % in groups of 32, and more with a full-precision tail.
 # - *It costs less than half a point of quality.* Depends on what is asked and on who shares a scale. Your int8 run
 #   above cost next to nothing, int4 with keys per token a lot. At 128k tokens an fp8 attention kernel
-#   found 13 of 100 needles where bf16 found 91, until its accumulation was mended (89). Measure your own task.
+#   found 13 % of the needles where bf16 found 91 %, until its accumulation was mended (89 %). Measure your own task.
 #
 # The row for your ledger:
 
 # %%
 best = lines["int8 fused"][0] / lines["float32"][0]
+fewer = per_token_bytes["int8 fused"] / per_token_bytes["float32"]
+busy = any(timed[name][c].verdict != "ok" for name in ("float32", "int8 fused") for c in contexts)
 estimates.ledger(
     "06",
     "quantise the cache (int8, fused)",
-    tpot=f"slope × {best:.2f} here, bytes × {per_token_bytes['int8 fused'] / per_token_bytes['float32']:.2f}; "
-         "intercept up; weights unchanged",
+    tpot=f"slope × {best:.2f} here{' (busy)' * busy}, bytes × {fewer:.2f}; intercept up; weights unchanged",
     ttft="unchanged or slightly worse (quantising what is new)",
     memory="÷ 2 (fp8), ÷ 3.2 to 3.6 (int4) against bf16",
     quality=f"perplexity {rise['int8 per token']:+.1f} % int8, {rise['int4 K per channel']:+.1f} % int4 K per channel, "
@@ -530,5 +554,5 @@ estimates.ledger(
 
 # %% [markdown]
 # *Sources.* vLLM documentation, quantized_kvcache.md (L4), and blog of 2026-04-22 (H100, B200, needles). KIVI, arXiv
-# 2402.02750. huggingface/blog, kv-cache-quantization.md. Threads: sgl-project/sglang 30815, intel/llm-scaler 666,
-# vllm-project/vllm 48786. Bits per value: ikawrakow/ik_llama.cpp 101. Each lies in `helpers/data/` with its source.
+# 2402.02750. KVQuant, arXiv 2401.18079. huggingface/blog, kv-cache-quantization.md. Threads: sgl-project/sglang
+# 30815, intel/llm-scaler 666, vllm-project/vllm 48786. Measurements lie in `helpers/data/` with their sources.

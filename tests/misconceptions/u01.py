@@ -43,6 +43,7 @@ WRONG = {
         ("prefill_tflop = 6.98e9 * 1024 / 1e12", "one FLOP for each weight"),
         ("prefill_tflop = 2 * 8.03e9 * 1024 / 1e12", "input embedding"),
         ("prefill_tflop = 2 * 7.51e9 / 1e12", "each of the 1,024 tokens"),
+        ("prefill_tflop = 2 * 7.51e9 * 1024 / 1e12", "output head for every token"),
         ("prefill_tflop = 14_300", "1,000 times too large"),
         ("prefill_tflop = float('nan')", "NaN"),
         ("decode_gflop = 7.51", "one FLOP for each weight"),
@@ -142,6 +143,7 @@ WRONG = {
          "not with an empty chunk"),
         (changed(LATENCY, ("if n == 1", "if n == 0")), "single token has no gap"),
         (changed(LATENCY, ('float("nan")', "0.0")), "one token has no gap"),
+        (changed(LATENCY, ('float("nan")', "None")), "one token has no gap"),
         ("def latency(sent, chunks):\n    return chunks[0][0] - sent", "return two numbers"),
     ],
     "01.7": [
@@ -163,7 +165,7 @@ WRONG = {
 
 RIGHT = {
     "01.1": [
-        "import numpy as np\nprefill_tflop, decode_gflop = 2 * 7.5e9 * 1024 / 1e12, np.float32(15.55)",
+        "import numpy as np\nprefill_tflop, decode_gflop = 14.6, np.float32(15.55)",
         "decode_gflop = 15",
     ],
     "01.2": ["prefill_intensity, decode_intensity, tokens_at_ridge = 1024, torch.tensor(1.0), 153"],

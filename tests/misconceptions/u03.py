@@ -110,6 +110,20 @@ WRONG = {
             "wrong axis",
         ),
         (grouped(ROWS + "return (rows @ k.transpose(2, 3) * head_dim**-0.5).softmax(-1) @ v"), "shape"),
+        (
+            grouped(ROWS + "return ((rows @ (k * head_dim**-0.5).transpose(2, 3)).softmax(-1) @ v).view(q.shape)"),
+            "leave K and V as they are",
+        ),
+        (
+            grouped(
+                "k, v = (np.repeat(x.numpy(), group, axis=1) for x in (k, v))\n"
+                "scores = np.einsum('bhd,bhcd->bhc', q.numpy(), k) * head_dim**-0.5\n"
+                "weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
+                "weights /= weights.sum(-1, keepdims=True)\n"
+                "return torch.from_numpy(np.einsum('bhc,bhcd->bhd', weights, v))"
+            ),
+            "Stay in torch",
+        ),
     ],
     "03.5": [
         ("repeat_traffic = 8", "reading of the copies alone"),
@@ -117,6 +131,7 @@ WRONG = {
         ("repeat_traffic = 16", "the cache itself is read"),
         ("repeat_traffic = 1", "grouped form"),
         ("repeat_traffic = 34", "K and V are both"),
+        ("repeat_traffic = 17 / 8", "caches of MHA"),
     ],
     "03.6": [
         (
@@ -194,7 +209,7 @@ RIGHT = {
         "kv_bytes_of = {name: kv_bytes(get(name), 1) for name in kv_bytes_of}",
         BYTES.format('{"falcon-7b": torch.tensor(8192)}'),
     ],
-    "03.2": [FACTORS.format('{"V3: MLA over MQA": 256 / 576}')],
+    "03.2": [FACTORS.format('{"V3: MLA over MQA": 256 / 576}'), FACTORS.format('{"V3: MLA over GQA-8": 3.6}')],
     "03.3": [SAVED.format('{"both bfloat16": 82.2, "V2 at 6 bits": 93.3}')],
     "03.4": [
         grouped(
@@ -223,7 +238,11 @@ RIGHT = {
             "return ((weights @ latents)[:, :, None] @ w_uv.transpose(1, 2))[:, :, 0]"
         )
     ],
-    "03.8": [INTENSITY.format('{"MLA, 128 query heads": 256}'), 'limit = " Compute "'],
+    "03.8": [
+        INTENSITY.format('{"MLA, 128 query heads": torch.tensor(256.0)}'),
+        INTENSITY.format('{"MLA, 128 query heads": 240}'),
+        'limit = " Compute "',
+    ],
     "03.9": [POOL.format('{"padded": 85_968}')],
     "03.10": ["bytes_per_gpu = {key: float(value) for key, value in bytes_per_gpu.items()}"],
 }

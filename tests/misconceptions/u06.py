@@ -57,6 +57,7 @@ WRONG = {
         (counts(2_048, 2_080, 1_152, 1_280), "one layer"),
         (counts(262_144, 266_240, 147_456, 163_840), "query heads"),
         (counts(65_536, 66_560, 34_816, 40_960), "forgot the zero"),
+        (counts(65_536, 66_048, 36_864, 40_960), "the key has one and the value has one"),
         ("quantized_bytes = 65_536", "stay a dict"),
     ],
     "06.2": [
@@ -76,6 +77,24 @@ WRONG = {
             "without rounding",
         ),
         (int8("scale = (x.abs().amax() / 127).expand(x.shape[:-1])"), "One scale for the whole tensor"),
+        (
+            int8(
+                "scale = x.abs().amax((-2, -1), keepdim=True) / 127",
+                result="torch.round(x / scale).to(torch.int8), scale[..., 0].expand(x.shape[:-1])",
+            ),
+            "all tokens of a head",
+        ),
+        (
+            int8("scale = x.abs().amax(-1) / 127", result="x.div_(scale[..., None]).round().to(torch.int8), scale"),
+            "changes the tensor",
+        ),
+        (
+            int8(
+                "scale = x.abs().amax(-1) / 127",
+                result="torch.round(x / scale[..., None]).to(torch.int8), scale.half()",
+            ),
+            "float32",
+        ),
         (int8("scale = x.abs().amax(-1) / 127", result="torch.round(x / scale[..., None]), scale"), "int8 tensor"),
         (
             int8("scale = 127 / x.abs().amax(-1)", result="torch.round(x * scale[..., None]).to(torch.int8), scale"),
@@ -108,6 +127,9 @@ WRONG = {
         (restore(v_dim=2), "loud token"),
         (restore(k="exact_k"), "returned k as it was"),
         (restore(v="exact_v"), "returned v as it was"),
+        (restore(k="v", v="k"), "values first"),
+        (restore(bits="4"), "ignored `bits`"),
+        (restore(v_size="4"), "ignored `size`"),
         (restore(bits="8"), "8 bits"),
         (restore(k_size="k.shape[2]"), "one scale over all tokens"),
         (restore(v_size="v.shape[3]"), "one scale over all dims"),
@@ -115,6 +137,7 @@ WRONG = {
     "06.7": [
         (count(f"{ALL} * (bits / 8 + extra_bytes / group) / 2"), "forgot V"),
         (count(f"{ALL} * bits / 8"), "left out the extra bytes"),
+        (count(f"{ALL} * (bits / 8 + 2 * extra_bytes / group)"), "scale and zero together"),
         (count(f"{ALL} * (bits + extra_bytes / group)"), "divide by 8"),
         (count(f"{ALL} * (bits // 8 + extra_bytes / group)"), "rounded the half byte"),
         (count("2 * g.layers * g.q_heads * g.head_dim * (bits / 8 + extra_bytes / group)"), "query heads"),
@@ -126,6 +149,7 @@ WRONG = {
         ("fp8_gain = {2_048: 1.01843, 32_768: 1.2309}", "not the gain"),
         ("fp8_gain = {2_048: 0.01843, 32_768: 0.2309}", "a fraction"),
         ("fp8_gain = {2_048: 1.8094, 32_768: 18.761}", "shorter a step"),
+        ("fp8_gain = {2_048: 1.8, 32_768: 23.1}", "two decimals"),
         ("fp8_gain = {2_048: 1.843, 32_768: 100.0}", "weights out"),
     ],
     "06.9": [
@@ -165,5 +189,8 @@ RIGHT = {
         count("2 * sum(g.kv_heads * g.head_dim / group * (group * bits / 8 + extra_bytes) for _ in range(g.layers))")
     ],
     "06.8": ["fp8_gain = {2_048: np.float64(1.843), 32_768: 23.09}"],
-    "06.9": ['int4_speedup = {"by bytes": np.array(3.5556), "by instructions": 1.6104}'],
+    "06.9": [
+        'int4_speedup = {"by bytes": np.array(3.5556), "by instructions": 1.6104}',
+        'int4_speedup = {"by bytes": 3.6, "by instructions": 1.6}',
+    ],
 }
