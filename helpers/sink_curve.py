@@ -61,7 +61,7 @@ def measure(decoder: Decoder, tokens: torch.Tensor, grid: Iterable[tuple[int, in
             cache = FullCache(geometry, len(tokens), dtype=decoder.dtype, device=device)
         else:
             cache = SinkCache(geometry, len(tokens), sinks, window, dtype=decoder.dtype, device=device)
-        scored = losses(decoder, cache, tokens.to(device))[max(skip - 1, 0) :].double()
+        scored = losses(decoder, cache, tokens.to(device))[max(skip - 1, 0) :].cpu().double()  # MPS has no float64
         dense = scored if dense is None else dense
         above = scored - dense
         spread = float(above.std() / len(above) ** 0.5)
@@ -83,23 +83,17 @@ def recorded() -> tuple[list[Point], str]:
 
 def record() -> None:
     """Measure GRID on this machine and replace the recording."""
-    from helpers import pretrained, text
+    from helpers import device, pretrained, text
 
     decoder, tokenizer = pretrained.load()
     points = measure(decoder, text.tokens(2048, tokenizer), GRID)
     conditions = (
         "SmolLM2-135M-Instruct, float32, positions 512 to 2,047 of the documentation topics that Python "
-        f"{platform.python_version()} ships; {datetime.date.today()}, {_cpu()}, torch {torch.__version__}"
+        f"{platform.python_version()} ships; {datetime.date.today()}, {device.name_of(decoder.device)}, "
+        f"torch {torch.__version__}"
     )
     text_ = json.dumps({"conditions": conditions, "points": [asdict(p) for p in points]}, indent=1)
     RECORDING.write_text(text_ + "\n", encoding="utf-8")
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
-    return f"{torch.get_num_threads()} cores of {name}"
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_recording_in_the_order_of_the_lesson(recorded):
 
 def test_recording_is_of_the_whole_text():
     _, conditions = sink_curve.recorded()
-    assert "positions 512 to 2,047" in conditions and "cores of" in conditions
+    assert "positions 512 to 2,047" in conditions and "torch" in conditions
 
 
 def test_eviction_forgets(real):
@@ -78,7 +78,8 @@ def test_eviction_forgets(real):
     assert needle.ask(decoder, tokenizer, FullCache(decoder.geometry, 500), prompts[0.2]) == "7206"
     for where, recalled in ((0.2, False), (0.8, True)):
         cache = SinkCache(decoder.geometry, 500, 4, 192)
-        assert (needle.ask(decoder, tokenizer, cache, prompts[where]) == "7206") is recalled
+        answer = needle.ask(decoder, tokenizer, cache, prompts[where])
+        assert (answer == "7206") is recalled and answer, "it always answers something"
 
 
 def test_where_the_fact_lies(real):

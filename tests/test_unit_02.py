@@ -66,6 +66,10 @@ def test_ten_published_measurements():
     l4 = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
     gpt_fast = [row for row in data.measurement("gptfast-a100")["data"] if row["prec"] in ("bf16", "int8")]
     assert len(l4) + len(gpt_fast) == 10
+    says("The 6 of gpt-fast come with a rate of reading that its authors computed from the same speed")
+    assert len(gpt_fast) == 6 and "x tok/s" in data.measurement("gptfast-a100")["conditions"]
+    says("The 4 of vLLM have one bandwidth for all contexts")
+    assert len(l4) == 4
 
 
 def test_bandwidths_of_two_machines():

@@ -328,7 +328,8 @@ def _run(function, warm_up: int, samples: int, pending: float = 0.0, start_up: t
     if pending:
         device.launch(pending)
     step = device.kernel(KERNEL_SECONDS)
-    return device, call(function, step, device.now, device.synchronize, samples=samples, warm_up=warm_up)
+    taken = call(function, step, device.now, device.synchronize, samples=samples, warm_up=warm_up)
+    return device, taken.tolist() if hasattr(taken, "tolist") else taken  # an array is a list of samples, too
 
 
 def _three_readings() -> tuple[float, float, float]:
@@ -347,7 +348,7 @@ def _three_readings() -> tuple[float, float, float]:
 def _summary(function, samples: list[float], shown: str) -> None:
     got = call(function, list(samples))
     require(
-        isinstance(got, list | tuple) and len(got) == 2,
+        hasattr(got, "__len__") and not isinstance(got, str | dict) and len(got) == 2,
         f"median_and_spread has to return two numbers, (median, spread); it returned {got!r}.",
     )
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")

@@ -256,6 +256,13 @@ RIGHT = {
         "    for _ in range(samples):\n"
         "        start = now()\n        step()\n        synchronize()\n        marks.append(now() - start)\n"
         "    return tuple(marks)",
+        "def time_step(step, now, synchronize, samples=20, warm_up=5):\n"
+        "    for _ in range(warm_up):\n        step()\n"
+        "    taken = np.empty(samples)\n"
+        "    for i in range(samples):\n"
+        "        synchronize()\n        start = now()\n        step()\n        synchronize()\n"
+        "        taken[i] = now() - start\n"
+        "    return taken",
     ],
     "00.5": [
         "def median_and_spread(samples):\n"
@@ -265,6 +272,9 @@ RIGHT = {
         "    quartiles = torch.quantile(torch.tensor(samples, dtype=torch.float64),\n"
         "                               torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))\n"
         "    return quartiles[1], (quartiles[2] - quartiles[0]) / 2",
+        "def median_and_spread(samples):\n"
+        "    low, middle, high = np.percentile(samples, [25, 50, 75])\n"
+        "    return np.array([middle, (high - low) / 2])",
     ],
     "00.6": [
         "def measure_in_turns(steps, time_once, rounds):\n"

@@ -107,6 +107,7 @@ WRONG = {
         (tpot("(W + batch * context * k) / bandwidth"), "left the overhead out"),
         (tpot("(W + batch * context * k) / bandwidth + batch * overhead"), "once for each sequence"),
         (tpot("(W + batch * context * k) * bandwidth"), "multiplied by the bandwidth"),
+        (tpot("(W + batch * (context + 1) * k) / bandwidth + overhead"), "added a token"),
     ],
     "02.6": [
         (
@@ -170,6 +171,7 @@ RIGHT = {
     "02.5": [
         tpot("overhead + W / bandwidth + context * (k * batch / bandwidth)"),
         tpot("np.float64(W + batch * context * k) / bandwidth + overhead"),
+        tpot("np.float32((W + batch * context * k) / bandwidth + overhead)"),
     ],
     "02.6": [
         line(["return np.polyfit(x, y, 1)"]),

@@ -52,6 +52,11 @@ def read(held="len(place)", turned="place", query="held - 1", k=None, q=None, an
     )
 
 
+SDPA = (
+    "return torch.nn.functional.scaled_dot_product_attention(q, k, cache.values[layer, :, :, :held], enable_gqa=True{})"
+)
+
+
 def safe(*lines):
     return function("smallest_safe_window(curve, dense, allowed)", *lines)
 
@@ -75,6 +80,7 @@ WRONG = {
         (two("times_faster", 0.4702, 0.791), "upside down"),
         (two("times_faster", 2.127, 1.998), "query heads"),
         (two("times_faster", 0.5298, 0.2086), "share of time saved"),
+        (two("times_faster", 1.127, 0.2634), "beyond 1"),
         (two("times_faster", "float('nan')", 1.26), "nan"),
     ],
     "04.3": [
@@ -116,11 +122,21 @@ WRONG = {
         (row_of("token if token < sinks else sinks + token % window"), "subtract"),
         (row_of("token if token < sinks else (token - sinks) % window"), "add `sinks`"),
         (row_of("token"), "grows with the text"),
+        (row_of("sinks + (token - sinks) % window"), "its own number"),
     ],
     "04.6": [
         (places("return [tokens[rows.index(r)] for r in range(len(rows))]"), "places in the text"),
         (places("return list(range(len(tokens)))"), "rows themselves"),
         (places("return rows"), "other way round"),
+        (
+            function(
+                "places(seen, sinks, window)",
+                "tokens = kept(seen, sinks, window)",
+                "rows = [row_of(t, sinks, window) for t in tokens]",
+                "return [rows.index(r) for r in sorted(rows)]",
+            ),
+            "newest token is",
+        ),
         (places("return [rows.index(r) + 1 for r in range(len(rows))]"), "sinks stand at the first places"),
     ],
     "04.7": [
@@ -132,6 +148,8 @@ WRONG = {
         ),
         (store("row = token % cache.rows", KEYS, VALUES), "belongs in row"),
         (store("cache.keys[layer, 0, :, row] = k[0, :, 0]", VALUES), "first sequence and not"),
+        (store("cache.keys[:, :, :, row] = k[:, :, 0]", "cache.values[:, :, :, row] = v[:, :, 0]"), "another layer"),
+        (store("cache.keys[layer, :, :, row:] = k", "cache.values[layer, :, :, row:] = v"), "still needed"),
         (store("cache.keys[layer, :, 0, row] = k[:, 0, 0]", VALUES), "first kv head"),
         (store("cache.keys = torch.cat((cache.keys, cache.keys), dim=3)", KEYS, VALUES), "stay constant"),
         (
@@ -165,6 +183,9 @@ WRONG = {
         ),
         (read(answer="return causal(q, k, cache.values[layer, :, :, :held])[:, :, 0]"), "has to be that of q"),
         (read(answer="causal(q, k, cache.values[layer, :, :, :held])"), "return"),
+        (read().replace("cache.lengths[layer]", "cache.length"), "cache.lengths[layer]"),
+        (read(answer="return causal(q, k, cache.values[0, :, :, :held])"), "first layer only"),
+        (read(answer=SDPA.format(", is_causal=True")), "row 0 alone"),
     ],
     "04.9": [
         (safe("return max(w for w in curve if curve[w] <= dense * (1 + allowed))"), "largest window within"),
@@ -197,6 +218,16 @@ WRONG = {
         (
             safe(
                 "best = None",
+                "for w in sorted(curve):",
+                "    if curve[w] > dense * (1 + allowed): break",
+                "    best = w",
+                "return best",
+            ),
+            "begin at the largest",
+        ),
+        (
+            safe(
+                "best = None",
                 "for w in reversed(curve):",
                 "    if curve[w] > dense * (1 + allowed): break",
                 "    best = w",
@@ -214,6 +245,11 @@ RIGHT = {
     "04.4": [
         kept("return [t for t in range(newest + 1) if t < sinks or t > newest - window]"),
         kept("t = torch.arange(newest + 1)", "return t[(t < sinks) | (t > newest - window)]"),
+        kept(
+            "from collections import deque",
+            "text = range(newest + 1)",
+            "return [*text[:sinks], *deque(text[sinks:], maxlen=window)]",
+        ),
     ],
     "04.5": [
         row_of("min(token, sinks) + max(token - sinks, 0) % window"),
@@ -223,6 +259,7 @@ RIGHT = {
         places("return torch.tensor(rows).argsort()"),
     ],
     "04.7": [
+        store("row = row_of(cache.lengths[layer] - 1, cache.sinks, cache.window)", KEYS, VALUES),
         store("cache.keys[layer][:, :, row : row + 1] = k", "cache.values[layer][:, :, row : row + 1] = v"),
         store("cache.keys[layer, :, :, row].copy_(k.squeeze(2))", "cache.values[layer, :, :, row].copy_(v.squeeze(2))"),
     ],
@@ -237,6 +274,7 @@ RIGHT = {
             "q = rope.rotate(q, cache.cos[n - 1 : n], cache.sin[n - 1 : n])",
             "return causal(q, k, cache.values[layer][:, :, rows])",
         ),
+        read(answer=SDPA.format("")),
         # The engine's kernel instead of `causal`.
         read(
             answer="return cache.kernels.decode_attention(q[:, :, 0], k, "
