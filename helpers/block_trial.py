@@ -16,11 +16,10 @@ class Trial:
     Args:
         manager: the `BlockManager`, or a subclass of it, under trial; nothing may be open in it.
         seed: of the random operations.
-        tenants: salts to choose from.
     """
 
-    def __init__(self, manager: BlockManager, seed: int = 0, tenants: tuple[bytes, ...] = (b"A", b"B")):
-        self.manager, self.dice, self.tenants = manager, random.Random(seed), tenants
+    def __init__(self, manager: BlockManager, seed: int = 0):
+        self.manager, self.dice = manager, random.Random(seed)
         size = manager.block_size
         # What a real pool of tensors would hold in each place: keys and values depend on the tenant's adapter and on
         # the whole history up to there, so (salt, tokens so far) stands for them.
@@ -44,7 +43,7 @@ class Trial:
         return [self.dice.randint(0, 1) for _ in range(self.dice.randint(1, 3 * self.manager.block_size))]
 
     def _open(self) -> None:
-        tokens, salt = self._tokens(), self.dice.choice(self.tenants)
+        tokens, salt = self._tokens(), self.dice.choice((b"A", b"B"))  # two tenants
         self.last = f"open({tokens}, salt={salt})"
         session = self.manager.open(tokens, salt)
         self.live[session] = tokens[: session.hit_tokens]

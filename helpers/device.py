@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -348,16 +349,27 @@ def _big_buffer(device: torch.device) -> torch.Tensor:
     return torch.ones(size // 4, dtype=torch.float32, device=device)
 
 
-def _time_read(buffer: torch.Tensor, clock: Clock, seconds: float) -> tuple[Timing, float]:
-    """How long a sum over part of `buffer` takes, and how many bytes that part has.
+def read_step(device: torch.device, buffer: torch.Tensor | None = None) -> tuple[Callable[[], torch.Tensor], int]:
+    """A step that reads memory and does next to nothing else, and the bytes that one call reads.
+
+    Timed in turns with other steps, it says what the memory gave in those very minutes.
 
     A CPU takes 32 MB at a time, going round the buffer, so that each part has long left the cache when its turn
     comes again: a sum of all would last long enough for a neighbour to hold up one of the threads every time.
     An accelerator, where a launch costs as much as reading a few MB, takes all at once.
+
+    Raises MemoryError where too little is free for a buffer that no cache holds.
     """
+    buffer = _big_buffer(device) if buffer is None else buffer
     parts = buffer.split(8 * 2**20) if buffer.device.type == "cpu" else (buffer,)
     turns = itertools.cycle(parts)
-    return clock.measure(lambda: next(turns).sum(), seconds, progress=False), parts[0].nbytes
+    return lambda: next(turns).sum(), parts[0].nbytes
+
+
+def _time_read(buffer: torch.Tensor, clock: Clock, seconds: float) -> tuple[Timing, int]:
+    """How long one such step takes, and how many bytes it reads."""
+    step, read_bytes = read_step(buffer.device, buffer)
+    return clock.measure(step, seconds, progress=False), read_bytes
 
 
 def _matmul_rate(

@@ -53,6 +53,7 @@ def decode_sweep(
     contexts: Iterable[int] = CONTEXTS,
     budget: str = "quick",
     read_bytes_per_second: float | None = None,
+    beside: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, dict[int, timing.Timing]]:
     """Time real decode steps at every context, all engines and contexts in turns.
 
@@ -61,6 +62,7 @@ def decode_sweep(
         contexts: tokens already in the cache before the step that is timed.
         budget: "quick" or "full", see SECONDS_PER_POINT; at least 20 samples a point in either.
         read_bytes_per_second: from the device card; a time below bytes ÷ this is then reported as impossible.
+        beside: label → another step to time in the same rounds, such as `device.read_step`; returned as context 0.
 
     Returns:
         {label: {context: Timing}}; points that an interrupt left unmeasured are missing.
@@ -77,12 +79,15 @@ def decode_sweep(
         for context in contexts:
             steps[label, context] = point.at(context)
             floors[label, context] = point.bytes_at(context) / read_bytes_per_second if read_bytes_per_second else None
+    steps |= {(label, 0): step for label, step in (beside or {}).items()}
     device = next(iter(points.values())).decoder.device
     seconds = SECONDS_PER_POINT[budget] * len(steps)
     timed = timing.Clock(device).sweep(steps, budget_seconds=seconds, floors=floors, label="decode steps")
-    return {
-        label: {context: timed[label, context] for context in contexts if (label, context) in timed} for label in points
-    }
+    result: dict[str, dict[int, timing.Timing]] = {label: {} for label, _ in steps}
+    for label, context in steps:
+        if (label, context) in timed:
+            result[label][context] = timed[label, context]
+    return result
 
 
 @torch.inference_mode()

@@ -43,7 +43,7 @@ class HashedRequest:
     stored_ids   of the full blocks that can be found afterwards: the prompt's, and the answer's where it is known
     """
 
-    timestamp: float
+    time_seconds: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
@@ -171,7 +171,7 @@ def load(path: str | os.PathLike, block_size: int = 512) -> list[HashedRequest]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path.name}, line {number}"
-                before = requests[-1].timestamp if requests else float("-inf")
+                before = requests[-1].time_seconds if requests else float("-inf")
                 requests.append(_parse(line, where, block_size, before))
     if not requests:
         raise BadTrace(f"{path.name} holds no request: it has to have one JSON object a line")
@@ -189,7 +189,7 @@ def _parse(line: str, where: str, block_size: int, before: float) -> HashedReque
     if missing:
         raise BadTrace(f"{where}: {missing[0]} is missing")
     time, ids = row["timestamp"], row["hash_ids"]
-    if not _is_number(time) or not before <= time < float("inf"):
+    if not (_is_whole(time) or isinstance(time, float)) or not before <= time / 1e3 < float("inf"):
         raise BadTrace(
             f"{where}: timestamp has to be a number of milliseconds, not before the line above; it is {time!r}"
         )
@@ -205,15 +205,11 @@ def _parse(line: str, where: str, block_size: int, before: float) -> HashedReque
             "hash_ids; is block_size what the trace was made with?"
         )
     full = tuple(ids[: row["input_length"] // block_size])
-    return HashedRequest(time, row["input_length"], row["output_length"], tuple(ids), full)
+    return HashedRequest(time / 1e3, row["input_length"], row["output_length"], tuple(ids), full)
 
 
 def _is_whole(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value) -> bool:
-    return _is_whole(value) or isinstance(value, float)
 
 
 def hit_tokens(requests: Iterable[HashedRequest], block_size: int, blocks: int | None = None) -> list[int]:

@@ -36,8 +36,10 @@ def test_bytes_of_a_step_are_weights_and_the_cache_it_reads():
 def test_a_sweep_measures_every_engine_at_every_context():
     decoder = Decoder(SMALL)
     engines = {f"batch {batch}": (decoder, FullCache(SMALL, 33, batch=batch)) for batch in (1, 2)}
-    result = decode_sweep(engines, contexts=(32, 4), read_bytes_per_second=1e15)
-    assert list(result) == ["batch 1", "batch 2"]
+    calls = []
+    result = decode_sweep(engines, (32, 4), read_bytes_per_second=1e15, beside={"other": lambda: calls.append(1)})
+    assert list(result) == ["batch 1", "batch 2", "other"]
+    assert list(result.pop("other")) == [0] and len(calls) >= 20
     for timings in result.values():
         assert list(timings) == [4, 32]
         assert all(len(t.samples) >= 20 and t.median > t.floor_seconds for t in timings.values())

@@ -111,7 +111,7 @@ def test_a_public_trace_is_read(tmp_path):
     rows = [ROW, ROW | {"timestamp": 3_000, "input_length": 1_400, "hash_ids": [0, 2, 3]}]
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     first, second = traces.load(file)
-    assert first.stored_ids == (0,) and second.hash_ids == (0, 2, 3) and second.timestamp == 3_000
+    assert first.stored_ids == (0,) and second.hash_ids == (0, 2, 3) and second.time_seconds == 3
     assert traces.hit_tokens([first, second], 512) == [0, 512]
     assert traces.hit_rate([first, second], 512) == 512 / 2_400
 

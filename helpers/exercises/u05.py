@@ -7,7 +7,7 @@ import math
 import torch
 
 from helpers import block_trial
-from helpers.blocks import BlockManager, chain_hash
+from helpers.blocks import BlockManager
 from helpers.check import Wrong, call, close, exercise, number, require
 from helpers.geometry import get, kv_bytes
 from helpers.traffic import Traffic
@@ -75,21 +75,25 @@ def memory_of_fifty_sessions(memory_gb):
     def gb(tokens: int) -> float:
         return kv_bytes(g, tokens=tokens, dtype=torch.bfloat16) / 1e9
 
+    gib = "That is in GiB (2³⁰ bytes); 1 GB is 1e9 bytes."
+    alone, shared = gb(sessions * (prompt + own)), gb(prompt + sessions * own)
     cases = {
         "each for itself": (
-            gb(sessions * (prompt + own)),
+            alone,
             {
+                gib: alone * 1e9 / 2**30,
                 "That is one session; there are 50.": gb(prompt + own),
                 "You left the system prompt out.": gb(sessions * own),
                 "You left the sessions' own tokens out.": gb(sessions * prompt),
             },
         ),
         "system prompt shared": (
-            gb(prompt + sessions * own),
+            shared,
             {
+                gib: shared * 1e9 / 2**30,
                 "You left the system prompt out: it is kept once.": gb(sessions * own),
                 "You shared the sessions' own tokens too: those differ.": gb(prompt + own),
-                "You kept one prompt a session; shared, it is there once.": gb(sessions * (prompt + own)),
+                "You kept one prompt a session; shared, it is there once.": alone,
                 "You left the sessions' own tokens out.": gb(prompt),
             },
         ),
@@ -193,15 +197,15 @@ def block_name(function):
         "hash() will not do: strangers can find two inputs with the same one.",
     )
     require(
-        16 <= len(first) <= 64,
-        f"a name of {len(first)} bytes: take the whole digest. A short one collides, a long one is no hash.",
+        32 <= len(first) <= 64,
+        f"a name of {len(first)} bytes: take the whole digest of sha256, 32 bytes. Short ones, and those of md5 and "
+        "sha1, can be made to collide; a long one is no hash.",
     )
     require(
         call(function, b"", [1, 2, 3], b"") == first and call(function, b"", (1, 2, 3), b"") == first,
         "the same tokens got two names: the name may depend on nothing but parent, tokens and salt, and not on "
         "whether the tokens come as a list or a tuple.",
     )
-    require(call(function, b"", torch.tensor([1, 2, 3]).tolist(), b"") == first, "the same tokens got two names.")
     require(
         call(function, b"", [1, 2, 4], b"") != first,
         "other tokens got the same name: the tokens are not hashed.",
@@ -239,7 +243,12 @@ def longest_prefix(function, block_name):
     names = [block_name(b"", tokens[:4], b"A")]
     for start in (4, 8):
         names.append(block_name(names[-1], tokens[start : start + 4], b"A"))
-    known = dict(zip(names, (5, 2, 9), strict=True))
+    require(
+        block_name(b"", tokens[:4], b"B") != names[0] and block_name(b"", tokens[4:8], b"A") != names[1],
+        "block_name of exercise 05.5 has to be right first: parent and salt must change the name.",
+    )
+    # 0 is a block like any other: `if not block` takes it for "unknown".
+    known = dict(zip(names, (5, 0, 9), strict=True))
 
     def found(tokens, salt=b"A", known=known):
         blocks = call(function, known, list(tokens), 4, salt)
@@ -255,21 +264,22 @@ def longest_prefix(function, block_name):
     )
     require(
         longest != [5],
-        "the second block was not found: its name is made with the name of the first as parent.",
+        "the second block was not found: its name is made with the name of the first as parent. (Its number is 0, "
+        "which `if not block` takes for unknown.)",
     )
     require(
-        longest == [5, 2, 9],
-        f"13 tokens, three full blocks known as 5, 2, 9, and you found {longest}.",
+        longest == [5, 0, 9],
+        f"13 tokens, three full blocks known as 5, 0, 9, and you found {longest}.",
     )
     require(
-        found(tokens) == [5, 2],
+        found(tokens) == [5, 0],
         f"12 tokens, all known: you found {found(tokens)}. The last token is never a hit, since one token must be "
         "computed to have logits; so only two blocks of four count.",
     )
     require(found(tokens[:4]) == [], "a prompt of one block exactly: its last token must be computed, so nothing hits.")
     require(found(tokens[:5]) == [5], f"5 tokens: one full block, and you found {found(tokens[:5])}.")
     require(found(tokens[:3]) == [], "a prompt below one block has nothing to find.")
-    gap = {name: block for name, block in known.items() if block != 2}
+    gap = {name: block for name, block in known.items() if block != 0}
     require(
         found([*tokens, 1], known=gap) == [5],
         "the second block is gone and the third is still known: a prefix ends at the first gap, so stop there.",
@@ -281,7 +291,7 @@ def longest_prefix(function, block_name):
     )
     changed = [*tokens[:6], 0, *tokens[7:], 1]
     require(found(changed) == [5], "a token changed in the second block: only the first may be found.")
-    require(known == dict(zip(names, (5, 2, 9), strict=True)), "looking a prefix up must not change block_of.")
+    require(known == dict(zip(names, (5, 0, 9), strict=True)), "looking a prefix up must not change block_of.")
     return "longest prefix found in 8 cases"
 
 
@@ -333,6 +343,14 @@ def take(function):
     )
     require(block not in pool.free, "take: the block is still in `free`, so the next one to ask will get it too.")
     require(pool.references[block] == 1, "take: the block has one user now: set its count to 1.")
+    pool = _cached(Yours)
+    pool.let_go(3)
+    del pool.block_of[pool.name_of.pop(3)], pool.cached[3]
+    pool.free.append(3)
+    require(
+        pool.take() == 3,
+        "take: a block was free and you evicted a cached one, which a later prompt could still have used.",
+    )
     pool = _cached(Yours)  # 0 the oldest, then 2, then 1; nothing free; 3 is in use
     block = pool.take()
     require(
@@ -400,6 +418,15 @@ def make_own(function):
         pool.make_own(twin) == [],
         "the last block is full: the next token goes into a new one, so there is nothing to copy.",
     )
+    pool, _ = _opened(Yours, [5, 6])
+    unnamed = pool.open([5, 6], b"A")  # its last token is computed, so it fills a block of its own
+    pool.extend(unnamed, [5, 6])
+    pool.fork(unnamed)
+    require(
+        pool.make_own(unnamed) == [],
+        "a full block without a name is full all the same (another session filled its twin first, and that one has "
+        "the name): count the tokens to see whether the last block is partly filled.",
+    )
     return f"{_on_trial(Yours):,} random operations: nothing lost, leaked or given away"
 
 
@@ -424,7 +451,7 @@ def merge(function):
     got = call(function, a, la, b, lb)
     require(not isinstance(got, tuple), "return the merged output alone, in the shape of out_a.")
     close(got, whole, rel=1e-5, absolute=1e-6, slips=slips, name="the merged output")
-    # Two parts of a real model easily have lse of some hundreds: exp of that overflows in float32.
+    # Scores have no upper limit, and exp overflows in float32 from 89 on.
     far = call(function, a.float(), la.float() + 300, b.float(), lb.float() + 300)
     require(
         bool(torch.isfinite(far).all()),
@@ -454,11 +481,15 @@ def cascade(function):
     mixed = q.reshape(1, kv_heads, batch * group, head_dim)
     out, lse = _attend(mixed, prefix_k, prefix_v)
     scrambled = out.view(q.shape), lse.view(q.shape[:-1])
+    out, lse = _attend(q.transpose(0, 1).reshape(mixed.shape), prefix_k, prefix_v)
+    unswapped = out.view(q.shape), lse.view(q.shape[:-1])
     slips = {
         "Only the prefix is there: each session's own tokens are missing.": only_prefix,
         "Only the sessions' own tokens are there: the prefix is missing.": only_own,
         "You folded the batch into the rows without swapping batch and KV heads first: rows of one KV head met the "
         "keys of another. transpose(0, 1) before the reshape, and back after.": _merged(scrambled, _attend(q, k, v)),
+        "You swapped batch and KV heads before the call and not back after: view the result as [kv_heads, batch, "
+        "group, …] and transpose(0, 1).": _merged(unswapped, _attend(q, k, v)),
     }
     with Traffic(at_least=prefix_k.numel()) as traffic:
         got = call(function, q, prefix_k, prefix_v, k, v)
@@ -509,19 +540,13 @@ def _cached(kind):
 
 def _order(kind) -> None:
     """`let_go` must leave the block used last at the end of `cached`."""
-    pool = kind(4, 2)
-    for block, tokens in enumerate(([1, 1], [2, 2], [3, 3])):
-        pool.references[block] = 1
-        pool.free.remove(block)
-        name = chain_hash(b"", tokens)
-        pool.block_of[name], pool.name_of[block] = block, name
-    for block in (0, 1, 2):
-        pool.let_go(block)
+    pool = _cached(kind)
+    pool.let_go(3)
     pool.hold(0)
     pool.let_go(0)
     require(
-        list(pool.cached) == [1, 2, 0],
-        f"the blocks 1, 2 and 0 were let go in this order, and `cached` has {list(pool.cached)}: the one used last "
+        list(pool.cached) == [2, 1, 3, 0],
+        f"the blocks 2, 1, 3 and 0 were let go in this order, and `cached` has {list(pool.cached)}: the one used last "
         "belongs at the end, since eviction takes the first.",
     )
 

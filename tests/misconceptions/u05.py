@@ -91,6 +91,7 @@ WRONG = {
         (change("memory_gb", "system prompt shared", 16.463), "one prompt a session"),
         (change("memory_gb", "system prompt shared", 3.355), "it is kept once"),
         (change("memory_gb", "system prompt shared", 0.32925), "those differ"),
+        (change("memory_gb", "system prompt shared", 3.3695), "in GiB"),
         ("memory_gb = {name: value * 1e9 for name, value in memory_gb.items()}", "unit is off"),
     ],
     "05.3": [
@@ -122,6 +123,7 @@ WRONG = {
         (name("return hashlib.sha256(parent + salt + repr(list(tokens)).encode()).digest()"), "run into each other"),
         (name("return hashlib.sha256(repr((parent, sorted(tokens), salt)).encode()).digest()"), "another order"),
         (name("return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).digest()[:4]"), "whole digest"),
+        (name("return hashlib.md5(repr((parent, list(tokens), salt)).encode()).digest()"), "whole digest"),
         (name("return hashlib.sha256((parent, list(tokens), salt)).digest()"), "TypeError"),
     ],
     "05.6": [
@@ -130,6 +132,10 @@ WRONG = {
         (prefix(unknown="continue"), "ends at the first gap"),
         (prefix(salt='b""'), "you found []"),
         (prefix(add="name"), "you returned names"),
+        (
+            prefix().replace("if name not in block_of:", "if not block_of.get(name):"),
+            "which `if not block` takes for unknown",
+        ),
         (prefix(stop="len(tokens) - 2 * block_size"), "three full blocks"),
         (prefix().replace("return found", "return len(found)"), "return a list"),
     ],
@@ -176,6 +182,18 @@ WRONG = {
         ),
         (take("block = pool.free[-1]", "pool.references[block] = 1", "return block"), "still in `free`"),
         (take("block = pool.free.pop()", "return block"), "set its count to 1"),
+        (
+            take(
+                "if pool.cached:",
+                "    block, _ = pool.cached.popitem(last=False)",
+                "    del pool.block_of[pool.name_of.pop(block)]",
+                "else:",
+                "    block = pool.free.pop()",
+                "pool.references[block] = 1",
+                "return block",
+            ),
+            "a block was free",
+        ),
         (
             evicting("block, _ = pool.cached.popitem(last=False)", "pool.name_of.clear()", "pool.block_of.clear()"),
             "one block is evicted at a time",
@@ -235,6 +253,17 @@ WRONG = {
                 "return new",
             ),
             "return a list of",
+        ),
+        (
+            own(
+                SHARED.replace("len(session.tokens) % pool.block_size == 0", "session.table[-1] in pool.name_of"),
+                "    return []",
+                "old, new = session.table[-1], take(pool)",
+                "session.table[-1] = new",
+                "let_go(pool, old)",
+                "return [(old, new)]",
+            ),
+            "a full block without a name",
         ),
         (
             own(
@@ -308,6 +337,14 @@ WRONG = {
                 "return merge(out.view(q.shape), lse.view(q.shape[:-1]), *attend(q, k, v))",
             ),
             "swapping batch and kv heads",
+        ),
+        (
+            cascade(
+                "together = q.transpose(0, 1).reshape(1, kv_heads, batch * group, head_dim)",
+                "out, lse = attend(together, prefix_k, prefix_v)",
+                "return merge(out.view(q.shape), lse.view(q.shape[:-1]), *attend(q, k, v))",
+            ),
+            "not back after",
         ),
         (
             cascade(
@@ -388,6 +425,10 @@ RIGHT = {
         merge(
             "share = torch.softmax(torch.stack([lse_a, lse_b]), dim=0).unsqueeze(-1)",
             "return (share * torch.stack([out_a, out_b])).sum(dim=0)",
+        ),
+        merge(
+            "both = torch.logaddexp(lse_a, lse_b)",
+            "return (lse_a - both).exp()[..., None] * out_a + (lse_b - both).exp()[..., None] * out_b",
         ),
     ],
     "05.11": [
