@@ -102,6 +102,7 @@ class Block(nn.Module):
         self.mlp = MLP(g, backend, **where)
         self.kernels = backend
         self.fused = hasattr(backend, "mlp_add") and g.mla is None and not g.attn_bias
+        self.parts = None
 
     def forward(self, x: torch.Tensor, cache) -> torch.Tensor:
         if self.fused and x.shape[1] == 1:
@@ -111,11 +112,17 @@ class Block(nn.Module):
 
     def _decode(self, x: torch.Tensor, cache) -> torch.Tensor:
         """The same for one token per sequence, x [batch, hidden], in three calls around the cache, not nine."""
-        attention, mlp, kernels = self.attention, self.mlp, self.kernels
-        qkv = kernels.norm_linear(x, self.attention_norm.weight, self.attention_norm.eps, attention.qkv.weight)
-        mixed = attention.mix(qkv[:, None], cache)[:, 0]
-        x = kernels.linear_add(mixed, attention.out.weight, x)
-        return kernels.mlp_add(x, self.mlp_norm.weight, self.mlp_norm.eps, mlp.gate_up.weight, mlp.down.weight)
+        if self.parts is None:
+            # Looked up once: nn.Module finds an attribute slowly, and a step would look up five hundred.
+            self.parts = (
+                (self.attention_norm.weight, self.attention_norm.eps, self.attention.qkv.weight),
+                self.attention.mix,
+                self.attention.out.weight,
+                (self.mlp_norm.weight, self.mlp_norm.eps, self.mlp.gate_up.weight, self.mlp.down.weight),
+            )
+        qkv, mix, out, mlp = self.parts
+        mixed = mix(self.kernels.norm_linear(x, *qkv)[:, None], cache)[:, 0]
+        return self.kernels.mlp_add(self.kernels.linear_add(mixed, out, x), *mlp)
 
 
 class Decoder(nn.Module):

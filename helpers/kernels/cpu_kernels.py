@@ -177,6 +177,18 @@ def linear_add(x, w, residual, y):
         _add(residual, first, last, y)
 
 
+@_compiled(no_cpython_wrapper=True)
+def _gate(wide, first, last, gated):
+    """gated = silu(gate) · up for columns first … last-1; wide [batch, 2 · width] holds gates, then ups."""
+    width = gated.shape[1]
+    for b in range(gated.shape[0]):
+        for j in range(first, last):
+            gate = wide[b, j]
+            # silu(g) = g / (1 + e^-g); the power is taken of -|g| ≤ 0 and moved to the side where it belongs.
+            e = _exp2(-abs(gate) * LOG2_E)
+            gated[b, j] = wide[b, width + j] * gate * (f32(1.0) if gate >= 0 else e) / (f32(1.0) + e)
+
+
 @_compiled(parallel=ONLY_PRANGE)
 def mlp_add(x, norm, eps, gate_up, down, y):
     """y = x + down · (silu(gate) · up), gate and up of rms_norm(x) (SwiGLU, arXiv 2002.05202)."""
@@ -184,15 +196,13 @@ def mlp_add(x, norm, eps, gate_up, down, y):
     _rms_norm(x, norm, eps, normed)
     batch, width = x.shape[0], down.shape[1]
     wide = np.empty((batch, 2 * width), np.float32)
-    for block in prange(-(-gate_up.shape[0] // ROWS)):
-        _rows(gate_up, block * ROWS, min(block * ROWS + ROWS, gate_up.shape[0]), normed, wide)
     gated = np.empty((batch, width), np.float32)
-    for b in range(batch):
-        for j in range(width):
-            gate = wide[b, j]
-            # silu(g) = g / (1 + e^-g); the power is taken of -|g| ≤ 0 and moved to the side where it belongs.
-            e = _exp2(-abs(gate) * LOG2_E)
-            gated[b, j] = wide[b, width + j] * gate * (f32(1.0) if gate >= 0 else e) / (f32(1.0) + e)
+    for block in prange(-(-width // ROWS)):
+        # A block's gates and ups together, so that the core that has them also multiplies them.
+        first, last = block * ROWS, min(block * ROWS + ROWS, width)
+        _rows(gate_up, first, last, normed, wide)
+        _rows(gate_up, width + first, width + last, normed, wide)
+        _gate(wide, first, last, gated)
     for block in prange(-(-down.shape[0] // ROWS)):
         first, last = block * ROWS, min(block * ROWS + ROWS, down.shape[0])
         _rows(down, first, last, gated, y)
