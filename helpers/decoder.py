@@ -50,8 +50,9 @@ class Attention(nn.Module):
         # One matrix for q, k and v: one pass over the input instead of three.
         self.qkv = Linear(g.hidden, (g.q_heads + 2 * g.kv_heads) * g.head_dim, g.attn_bias, backend, **where)
         self.out = Linear(g.q_heads * g.head_dim, g.hidden, False, backend, **where)
-        self.q_norm = RMSNorm(g.head_dim, g.norm_eps, **where) if g.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(g.head_dim, g.norm_eps, **where) if g.qk_norm else nn.Identity()
+        if g.qk_norm:
+            self.q_norm = RMSNorm(g.head_dim, g.norm_eps, **where)
+            self.k_norm = RMSNorm(g.head_dim, g.norm_eps, **where)
 
     def forward(self, x: torch.Tensor, cache) -> torch.Tensor:
         return self.out(self.mix(self.qkv(x), cache))
@@ -61,8 +62,10 @@ class Attention(nn.Module):
         g, (batch, t, _) = self.g, qkv.shape
         heads = qkv.view(batch, t, -1, g.head_dim).transpose(1, 2)
         q, k, v = heads.split((g.q_heads, g.kv_heads, g.kv_heads), dim=1)
-        cache.append(self.layer, self.k_norm(k), v)
-        mixed = cache.attend(self.layer, self.q_norm(q))
+        if g.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cache.append(self.layer, k, v)
+        mixed = cache.attend(self.layer, q)
         return mixed.transpose(1, 2).reshape(batch, t, -1)
 
 

@@ -27,6 +27,8 @@ class FullCache(KVCache):
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
+        # Views of single layers, made once: indexing a tensor costs as much as a small kernel.
+        self.layers = list(zip(self.keys, self.values, strict=True))
         self.compiled = hasattr(self.kernels, "append_rotated")  # one call a token, not a dozen operations
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -43,9 +45,9 @@ class FullCache(KVCache):
         start = end - q.shape[2]
         if self.compiled and end - start == 1:
             q = self.kernels.rotate(q[:, :, 0], self.cos, self.sin, start)
-            return self.kernels.decode_attention(q, self.keys[layer], self.values[layer], end)[:, :, None]
+            return self.kernels.decode_attention(q, *self.layers[layer], end)[:, :, None]
         q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
-        k, v = self.keys[layer], self.values[layer]
+        k, v = self.layers[layer]
         if q.shape[2] == 1:
             return self.kernels.decode_attention(q[:, :, 0], k, v, end)[:, :, None]
         return causal(q, k[:, :, :end], v[:, :, :end])

@@ -33,7 +33,8 @@ __all__ = [
 SMALL_BATCH = 8  # sequences; with more, a product is limited by arithmetic, and torch's matmul is the better one
 SPLIT_TOKENS = 64  # a split of the context shorter than this costs more to hand out than it saves
 
-numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+THREADS = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+numba.set_num_threads(THREADS)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -47,7 +48,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if x.shape[0] > SMALL_BATCH:
         return F.linear(x, weight, bias)
     y = torch.empty(x.shape[0], weight.shape[0])
-    cpu_kernels.linear(_array(x.contiguous()), _array(weight), y.numpy())
+    cpu_kernels.linear(_array(x.contiguous()), _array(weight), y.numpy(), THREADS)
     return y if bias is None else y + bias
 
 
@@ -57,7 +58,7 @@ def norm_linear(x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.T
     if x.shape[0] > SMALL_BATCH:
         return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
     y = torch.empty(x.shape[0], weight.shape[0])
-    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), cpu_kernels.f32(eps), _array(weight), y.numpy())
+    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), cpu_kernels.f32(eps), _array(weight), y.numpy(), THREADS)
     return y
 
 
@@ -67,7 +68,7 @@ def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) ->
     if x.shape[0] > SMALL_BATCH:
         return residual + F.linear(x, weight)
     y = torch.empty_like(residual)
-    cpu_kernels.linear_add(_array(x.contiguous()), _array(weight), _array(residual.contiguous()), y.numpy())
+    cpu_kernels.linear_add(_array(x.contiguous()), _array(weight), _array(residual.contiguous()), y.numpy(), THREADS)
     return y
 
 
@@ -82,7 +83,7 @@ def mlp_add(x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tens
         return x + F.linear(F.silu(gate) * up, down)
     y = torch.empty_like(x)
     eps = cpu_kernels.f32(eps)
-    cpu_kernels.mlp_add(_array(x.contiguous()), _array(norm), eps, _array(gate_up), _array(down), y.numpy())
+    cpu_kernels.mlp_add(_array(x.contiguous()), _array(norm), eps, _array(gate_up), _array(down), y.numpy(), THREADS)
     return y
 
 
@@ -159,9 +160,8 @@ def _attend(kernel, q, k, arrays, length, scale, return_lse):
     batch, q_heads, head_dim = q.shape
     lengths = _lengths(length, batch, k.shape[2])
     longest = max(lengths)
-    threads = numba.get_num_threads()
     # As few splits as share the work out evenly, since each has to be merged; none for a context of a few tiles.
-    splits = threads // math.gcd(batch * k.shape[1], threads) if longest >= 2 * SPLIT_TOKENS else 1
+    splits = THREADS // math.gcd(batch * k.shape[1], THREADS) if longest >= 2 * SPLIT_TOKENS else 1
     out, lse = torch.empty(batch, q_heads, head_dim), torch.empty(batch, q_heads)
     factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
     views = [_array(tensor) for tensor in arrays]
@@ -213,7 +213,7 @@ def _grid(name: str, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tens
 
 
 def _array(tensor: torch.Tensor):
-    return tensor.detach().numpy()
+    return tensor.numpy()
 
 
 def _check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

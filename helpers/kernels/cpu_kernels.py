@@ -13,7 +13,6 @@ import numpy as np
 from numba import prange
 
 f32 = np.float32
-ROWS = 16  # of a matrix, handed to a core at a time
 # Tokens whose keys are read in one stretch, then their values. Long enough for the hardware's prefetching to pay.
 TILE = 256
 # The same for int4, whose numbers are expanded to float32 first: these have to stay in a core's first-level cache.
@@ -62,37 +61,38 @@ def _exp2(x):
 
 
 @_compiled(no_cpython_wrapper=True)
-def _rows4(w, i, x, b, y):
-    """Four rows against sequence b."""
+def _rows4(w, i, apart, x, b, y):
+    """Four rows, `apart` from each other, against sequence b."""
+    i1, i2, i3 = i + apart, i + 2 * apart, i + 3 * apart
     r0 = r1 = r2 = r3 = f32(0)
     for j in range(w.shape[1]):
         n = x[b, j]
         r0 += w[i, j] * n
-        r1 += w[i + 1, j] * n
-        r2 += w[i + 2, j] * n
-        r3 += w[i + 3, j] * n
-    y[b, i], y[b, i + 1], y[b, i + 2], y[b, i + 3] = r0, r1, r2, r3
+        r1 += w[i1, j] * n
+        r2 += w[i2, j] * n
+        r3 += w[i3, j] * n
+    y[b, i], y[b, i1], y[b, i2], y[b, i3] = r0, r1, r2, r3
 
 
 @_compiled(no_cpython_wrapper=True)
-def _rows2_batch2(w, i, x, b, y):
+def _rows2_batch2(w, i, i1, x, b, y):
     """Two rows against sequences b and b + 1."""
     r0 = r1 = s0 = s1 = f32(0)
     for j in range(w.shape[1]):
-        r, s = w[i, j], w[i + 1, j]
+        r, s = w[i, j], w[i1, j]
         r0 += r * x[b, j]
         r1 += r * x[b + 1, j]
         s0 += s * x[b, j]
         s1 += s * x[b + 1, j]
-    y[b, i], y[b + 1, i], y[b, i + 1], y[b + 1, i + 1] = r0, r1, s0, s1
+    y[b, i], y[b + 1, i], y[b, i1], y[b + 1, i1] = r0, r1, s0, s1
 
 
 @_compiled(no_cpython_wrapper=True)
-def _rows2_batch4(w, i, x, b, y):
+def _rows2_batch4(w, i, i1, x, b, y):
     """Two rows against sequences b … b + 3."""
     r0 = r1 = r2 = r3 = s0 = s1 = s2 = s3 = f32(0)
     for j in range(w.shape[1]):
-        r, s = w[i, j], w[i + 1, j]
+        r, s = w[i, j], w[i1, j]
         r0 += r * x[b, j]
         r1 += r * x[b + 1, j]
         r2 += r * x[b + 2, j]
@@ -102,7 +102,7 @@ def _rows2_batch4(w, i, x, b, y):
         s2 += s * x[b + 2, j]
         s3 += s * x[b + 3, j]
     y[b, i], y[b + 1, i], y[b + 2, i], y[b + 3, i] = r0, r1, r2, r3
-    y[b, i + 1], y[b + 1, i + 1], y[b + 2, i + 1], y[b + 3, i + 1] = s0, s1, s2, s3
+    y[b, i1], y[b + 1, i1], y[b + 2, i1], y[b + 3, i1] = s0, s1, s2, s3
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -115,23 +115,32 @@ def _row1(w, i, x, b, y):
 
 @_compiled(no_cpython_wrapper=True)
 def _rows(w, first, last, x, y):
-    """Rows first … last-1 for the whole batch."""
-    batch, whole = x.shape[0], last - (last - first) % 4
-    for i in range(first, whole, 4):
+    """Rows first … last-1 for the whole batch, in four stretches side by side: each is read from one end to the other,
+    which is what the hardware's prefetching knows how to run ahead of (four neighbouring rows at a time: 0.8× the speed).
+    """
+    batch, apart = x.shape[0], (last - first) // 4
+    for i in range(first, first + apart):
         b = 0
         while b + 4 <= batch:
-            _rows2_batch4(w, i, x, b, y)
-            _rows2_batch4(w, i + 2, x, b, y)
+            _rows2_batch4(w, i, i + apart, x, b, y)
+            _rows2_batch4(w, i + 2 * apart, i + 3 * apart, x, b, y)
             b += 4
         if b + 2 <= batch:
-            _rows2_batch2(w, i, x, b, y)
-            _rows2_batch2(w, i + 2, x, b, y)
+            _rows2_batch2(w, i, i + apart, x, b, y)
+            _rows2_batch2(w, i + 2 * apart, i + 3 * apart, x, b, y)
             b += 2
         if b < batch:
-            _rows4(w, i, x, b, y)
-    for i in range(whole, last):
+            _rows4(w, i, apart, x, b, y)
+    for i in range(first + 4 * apart, last):
         for b in range(batch):
             _row1(w, i, x, b, y)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _part(task, tasks, rows):
+    """(first, last + 1) of the rows that a task gets: whole groups of four, as even as they come."""
+    share = (-(-rows // tasks) + 3) // 4 * 4
+    return min(task * share, rows), min(task * share + share, rows)
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -142,10 +151,11 @@ def _add(x, first, last, y):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def linear(x, w, y):
-    """y = x · wᵀ; x [batch, inputs], w [outputs, inputs], y [batch, outputs]."""
-    for block in prange(-(-w.shape[0] // ROWS)):
-        _rows(w, block * ROWS, min(block * ROWS + ROWS, w.shape[0]), x, y)
+def linear(x, w, y, tasks):
+    """y = x · wᵀ; x [batch, inputs], w [outputs, inputs], y [batch, outputs]; `tasks` cores share the rows."""
+    for task in prange(tasks):
+        first, last = _part(task, tasks, w.shape[0])
+        _rows(w, first, last, x, y)
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -160,19 +170,20 @@ def _rms_norm(x, weight, eps, out):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def norm_linear(x, norm, eps, w, y):
+def norm_linear(x, norm, eps, w, y, tasks):
     """y = rms_norm(x) · wᵀ."""
     normed = np.empty_like(x)
     _rms_norm(x, norm, eps, normed)
-    for block in prange(-(-w.shape[0] // ROWS)):
-        _rows(w, block * ROWS, min(block * ROWS + ROWS, w.shape[0]), normed, y)
+    for task in prange(tasks):
+        first, last = _part(task, tasks, w.shape[0])
+        _rows(w, first, last, normed, y)
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def linear_add(x, w, residual, y):
+def linear_add(x, w, residual, y, tasks):
     """y = residual + x · wᵀ."""
-    for block in prange(-(-w.shape[0] // ROWS)):
-        first, last = block * ROWS, min(block * ROWS + ROWS, w.shape[0])
+    for task in prange(tasks):
+        first, last = _part(task, tasks, w.shape[0])
         _rows(w, first, last, x, y)
         _add(residual, first, last, y)
 
@@ -190,21 +201,21 @@ def _gate(wide, first, last, gated):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def mlp_add(x, norm, eps, gate_up, down, y):
+def mlp_add(x, norm, eps, gate_up, down, y, tasks):
     """y = x + down · (silu(gate) · up), gate and up of rms_norm(x) (SwiGLU, arXiv 2002.05202)."""
     normed = np.empty_like(x)
     _rms_norm(x, norm, eps, normed)
     batch, width = x.shape[0], down.shape[1]
     wide = np.empty((batch, 2 * width), np.float32)
     gated = np.empty((batch, width), np.float32)
-    for block in prange(-(-width // ROWS)):
-        # A block's gates and ups together, so that the core that has them also multiplies them.
-        first, last = block * ROWS, min(block * ROWS + ROWS, width)
+    for task in prange(tasks):
+        # Gates and ups of the same columns, so that the core that has them also multiplies them.
+        first, last = _part(task, tasks, width)
         _rows(gate_up, first, last, normed, wide)
         _rows(gate_up, width + first, width + last, normed, wide)
         _gate(wide, first, last, gated)
-    for block in prange(-(-down.shape[0] // ROWS)):
-        first, last = block * ROWS, min(block * ROWS + ROWS, down.shape[0])
+    for task in prange(tasks):
+        first, last = _part(task, tasks, down.shape[0])
         _rows(down, first, last, gated, y)
         _add(x, first, last, y)
 
