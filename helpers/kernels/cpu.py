@@ -58,7 +58,8 @@ def norm_linear(x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.T
     if x.shape[0] > SMALL_BATCH:
         return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
     y = torch.empty(x.shape[0], weight.shape[0])
-    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), cpu_kernels.f32(eps), _array(weight), y.numpy(), THREADS)
+    eps = cpu_kernels.f32(eps)
+    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), eps, _array(weight), y.numpy(), THREADS)
     return y
 
 

@@ -115,8 +115,10 @@ def _row1(w, i, x, b, y):
 
 @_compiled(no_cpython_wrapper=True)
 def _rows(w, first, last, x, y):
-    """Rows first … last-1 for the whole batch, in four stretches side by side: each is read from one end to the other,
-    which is what the hardware's prefetching knows how to run ahead of (four neighbouring rows at a time: 0.8× the speed).
+    """Rows first … last-1 for the whole batch, in four stretches side by side.
+
+    Each is read from one end to the other, which is what the hardware's prefetching knows how to run ahead of; four
+    neighbouring rows at a time had 0.8× the speed.
     """
     batch, apart = x.shape[0], (last - first) // 4
     for i in range(first, first + apart):
@@ -467,6 +469,147 @@ def _unpack(packed, scale, zero, first, rows_per_scale, tile):
 
 
 # ---------------------------------------------------------------------------------------------------------------
+# int4 with scales per token, read packed: a nibble is scaled in a register and used for two query heads at once.
+# Queries are [heads, 2, groups, width], the low nibbles' half of the head first, and `sums` [heads, 2, groups] are
+# theirs; `keys` and `values` are bytes [tokens, groups, width]; scale and zero [tokens, 2 · groups], or [tokens, 1].
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_scores1(q, sums, g, keys, scale, zero, s):
+    """s[g, t] = q[g] · (nibbles[t] · scale + zero), for one query head."""
+    groups, both = keys.shape[1], scale.shape[1] > 1
+    for t in range(keys.shape[0]):
+        total = f32(0)
+        for c in range(groups):
+            high = groups + c if both else 0
+            a, b = scale[t, c if both else 0], scale[t, high]
+            u = f32(0)
+            for j in range(keys.shape[2]):
+                n = np.int32(keys[t, c, j])
+                u += q[g, 0, c, j] * (f32(np.int32(n & 15)) * a) + q[g, 1, c, j] * (f32(np.int32(n >> 4)) * b)
+            total += u + zero[t, c if both else 0] * sums[g, 0, c] + zero[t, high] * sums[g, 1, c]
+        s[g, t] = total
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_scores2(q, sums, g, keys, scale, zero, s):
+    """The same for query heads g and g + 1."""
+    groups, both = keys.shape[1], scale.shape[1] > 1
+    for t in range(keys.shape[0]):
+        total0 = total1 = f32(0)
+        for c in range(groups):
+            high = groups + c if both else 0
+            a, b = scale[t, c if both else 0], scale[t, high]
+            u = v = f32(0)
+            for j in range(keys.shape[2]):
+                n = np.int32(keys[t, c, j])
+                x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
+                u += q[g, 0, c, j] * x + q[g, 1, c, j] * y
+                v += q[g + 1, 0, c, j] * x + q[g + 1, 1, c, j] * y
+            x, y = zero[t, c if both else 0], zero[t, high]
+            total0 += u + x * sums[g, 0, c] + y * sums[g, 1, c]
+            total1 += v + x * sums[g + 1, 0, c] + y * sums[g + 1, 1, c]
+        s[g, t], s[g + 1, t] = total0, total1
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_values1(p, g, values, scale, zero, first, out):
+    """out[g] += Σ p[g, t] · (nibbles[t] · scale + zero) for t ≥ first, for one query head."""
+    groups, both = values.shape[1], scale.shape[1] > 1
+    for t in range(first, values.shape[0]):
+        for c in range(groups):
+            low, high = (c, groups + c) if both else (0, 0)
+            a, b = p[g, t] * scale[t, low], p[g, t] * scale[t, high]
+            x, y = p[g, t] * zero[t, low], p[g, t] * zero[t, high]
+            for j in range(values.shape[2]):
+                out[g, 0, c, j] += f32(np.int32(np.int32(values[t, c, j]) & 15)) * a + x
+            for j in range(values.shape[2]):
+                out[g, 1, c, j] += f32(np.int32(np.int32(values[t, c, j]) >> 4)) * b + y
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_values4(p, g, values, scale, zero, out):
+    """The same, four tokens each time `out` is touched; their zeros are added up first."""
+    groups, both = values.shape[1], scale.shape[1] > 1
+    whole = values.shape[0] - values.shape[0] % 4
+    for t in range(0, whole, 4):
+        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
+        for half in range(2):
+            shift = 4 * half
+            for c in range(groups):
+                i = (half * groups + c) if both else 0
+                a0, a1 = p0 * scale[t, i], p1 * scale[t + 1, i]
+                a2, a3 = p2 * scale[t + 2, i], p3 * scale[t + 3, i]
+                shared = p0 * zero[t, i] + p1 * zero[t + 1, i] + p2 * zero[t + 2, i] + p3 * zero[t + 3, i]
+                for j in range(values.shape[2]):
+                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15))
+                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15))
+                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15))
+                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15))
+                    out[g, half, c, j] += (n0 * a0 + n1 * a1) + (n2 * a2 + n3 * a3) + shared
+    _int4_values1(p, g, values, scale, zero, whole, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_values4x2(p, g, values, scale, zero, out):
+    """The same for query heads g and g + 1: a nibble is converted and scaled once."""
+    groups, both = values.shape[1], scale.shape[1] > 1
+    whole = values.shape[0] - values.shape[0] % 4
+    for t in range(0, whole, 4):
+        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
+        q0, q1, q2, q3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
+        for half in range(2):
+            shift = 4 * half
+            for c in range(groups):
+                i = (half * groups + c) if both else 0
+                s0, s1, s2, s3 = scale[t, i], scale[t + 1, i], scale[t + 2, i], scale[t + 3, i]
+                z0, z1, z2, z3 = zero[t, i], zero[t + 1, i], zero[t + 2, i], zero[t + 3, i]
+                x = p0 * z0 + p1 * z1 + p2 * z2 + p3 * z3
+                y = q0 * z0 + q1 * z1 + q2 * z2 + q3 * z3
+                for j in range(values.shape[2]):
+                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15)) * s0
+                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15)) * s1
+                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15)) * s2
+                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15)) * s3
+                    out[g, half, c, j] += (n0 * p0 + n1 * p1) + (n2 * p2 + n3 * p3) + x
+                    out[g + 1, half, c, j] += (n0 * q0 + n1 * q1) + (n2 * q2 + n3 * q3) + y
+    _int4_values1(p, g, values, scale, zero, whole, out)
+    _int4_values1(p, g + 1, values, scale, zero, whole, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_scores(q, packed, scale, zero, s):
+    """Scores of all query heads of a group: q [heads, head_dim], packed [tokens, head_dim / 2]."""
+    groups = max(scale.shape[1] // 2, 1)
+    width = packed.shape[1] // groups
+    split = q.reshape((q.shape[0], 2, groups, width))
+    keys = packed.reshape((packed.shape[0], groups, width))
+    sums = np.zeros((q.shape[0], 2, groups), np.float32)
+    for g in range(q.shape[0]):
+        for half in range(2):
+            for c in range(groups):
+                for j in range(width):
+                    sums[g, half, c] += split[g, half, c, j]
+    for g in range(0, q.shape[0] - 1, 2):
+        _int4_scores2(split, sums, g, keys, scale, zero, s)
+    if q.shape[0] % 2:
+        _int4_scores1(split, sums, q.shape[0] - 1, keys, scale, zero, s)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _int4_values(p, packed, scale, zero, out):
+    """Weighted values of all query heads of a group: out [heads, head_dim], packed [tokens, head_dim / 2]."""
+    groups = max(scale.shape[1] // 2, 1)
+    width = packed.shape[1] // groups
+    values = packed.reshape((packed.shape[0], groups, width))
+    split = out.reshape((out.shape[0], 2, groups, width))
+    for g in range(0, out.shape[0] - 1, 2):
+        _int4_values4x2(p, g, values, scale, zero, split)
+    if out.shape[0] % 2:
+        _int4_values4(p, out.shape[0] - 1, values, scale, zero, split)
+
+
+# ---------------------------------------------------------------------------------------------------------------
 # Attention over a cache: one task per (sequence, KV head, split of the context), then the splits are merged.
 # Shapes are those of `helpers.kernels`; `lengths` is int64 [batch], `factor` is scale · log2(e).
 
@@ -561,9 +704,10 @@ def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
 
 @_compiled(parallel=ONLY_PRANGE)
 def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
-    """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2], expanded a tile at a time.
+    """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2].
 
-    Scales and zeros are [batch, kv_heads, rows, columns], see `_unpack`.
+    Scales and zeros are [batch, kv_heads, rows, columns]. With one row a token the packed numbers are used as they are
+    read; with one for a block of tokens (keys per channel) a tile of them is expanded first, see `_unpack`.
     """
     kv_heads, head_dim = k.shape[1], 2 * k.shape[3]
     group = q.shape[1] // kv_heads
@@ -580,9 +724,15 @@ def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, s
         for t in range(first, last, INT4_TILE):
             end = min(t + INT4_TILE, last)
             expanded = tile[: end - t]
-            _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded)
-            _scores(heads, expanded, s)
+            if k_rows == 1:
+                _int4_scores(heads, k[b, h, t:end], k_scale[b, h, t:end], k_zero[b, h, t:end], s)
+            else:
+                _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded)
+                _scores(heads, expanded, s)
             _softmax(s, end - t, tops[task], totals[task], parts[task])
-            _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded)
-            _values(s, expanded, parts[task])
+            if v_rows == 1:
+                _int4_values(s, v[b, h, t:end], v_scale[b, h, t:end], v_zero[b, h, t:end], parts[task])
+            else:
+                _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded)
+                _values(s, expanded, parts[task])
     _merge(parts, tops, totals, splits, out, lse)
