@@ -116,15 +116,15 @@ class Block(nn.Module):
     def _decode(self, x: torch.Tensor, cache) -> torch.Tensor:
         """The same for one token per sequence, x [batch, hidden], in three calls around the cache, not nine."""
         if self.parts is None:
-            # Looked up once: nn.Module finds an attribute slowly, and a step would look up five hundred.
+            # Looked up once: nn.Module finds an attribute slowly, and a step would look up five hundred. Weights are
+            # loaded in place, so these stay the block's own.
             self.parts = (
                 (self.attention_norm.weight, self.attention_norm.eps, self.attention.qkv.weight),
-                self.attention.mix,
                 self.attention.out.weight,
                 (self.mlp_norm.weight, self.mlp_norm.eps, self.mlp.gate_up.weight, self.mlp.down.weight),
             )
-        qkv, mix, out, mlp = self.parts
-        mixed = mix(self.kernels.norm_linear(x, *qkv)[:, None], cache)[:, 0]
+        qkv, out, mlp = self.parts
+        mixed = self.attention.mix(self.kernels.norm_linear(x, *qkv)[:, None], cache)[:, 0]
         return self.kernels.mlp_add(self.kernels.linear_add(mixed, out, x), *mlp)
 
 
