@@ -7,7 +7,7 @@ of its layers.
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -40,21 +40,27 @@ def usable_bytes(free_bytes: int) -> int:
 def choose_geometry(
     free_bytes: int, context: int = 8192, batch: int = 1, dtype: torch.dtype = torch.bfloat16
 ) -> Geometry:
-    """The largest model of FAMILY that fits with its cache.
+    """The largest model of FAMILY that fits with its cache. Raises NothingFits as `fitting` does."""
+    return fitting([geometries.get(name) for name in FAMILY], free_bytes, context, batch, dtype)[0]
+
+
+def fitting(
+    models: Sequence[Geometry], free_bytes: int, context: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> list[Geometry]:
+    """Those of `models`, largest first, that fit with their cache.
 
     Raises:
-        NothingFits: not even the smallest does; the message says how much is missing.
+        NothingFits: not even the last does; the message says how much is missing.
     """
     usable = usable_bytes(free_bytes)
-    for name in FAMILY:
-        geometry = geometries.get(name)
-        needed = model_bytes(geometry, context, batch, dtype)
-        if needed <= usable:
-            return geometry
-    raise NothingFits(
-        f"{name} with {context} tokens and a batch of {batch} needs {needed / 1e9:.1f} GB and {usable / 1e9:.1f} of "
-        f"{free_bytes / 1e9:.1f} GB can be planned with: shorten the context, or free memory on the device"
-    )
+    needed = [model_bytes(model, context, batch, dtype) for model in models]
+    if needed[-1] > usable:
+        raise NothingFits(
+            f"{models[-1].name} with {context} tokens and a batch of {batch} needs {needed[-1] / 1e9:.1f} GB and "
+            f"{usable / 1e9:.1f} of {free_bytes / 1e9:.1f} GB can be planned with: shorten the context, or free memory "
+            "on the device"
+        )
+    return [model for model, size in zip(models, needed, strict=True) if size <= usable]
 
 
 @dataclasses.dataclass(frozen=True)

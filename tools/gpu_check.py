@@ -430,14 +430,13 @@ def name_of(dtype: torch.dtype) -> str:
 def largest_model(check: Check) -> Geometry:
     """The largest of the plan's models that fits, with `batch_context` tokens, by its size and then in fact."""
     plan, free = check.plan, devices.free_bytes(check.device)
-    usable = float("inf") if free is None else sizing.usable_bytes(free)
-    small_enough = [m for m in plan.models if sizing.model_bytes(m, plan.batch_context, 1, plan.dtype) <= usable]
+    models = plan.models if free is None else sizing.fitting(plan.models, free, plan.batch_context, dtype=plan.dtype)
 
     def built(model):
         make_decoder(check, model)
         return model
 
-    return sizing.first_that_fits(small_enough, built)
+    return sizing.first_that_fits(models, built)
 
 
 def run(plan: Plan, device: torch.device) -> Check:

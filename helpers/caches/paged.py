@@ -102,9 +102,9 @@ class PagedCache(KVCache):
                 f"{end} tokens need {needed} blocks and a table has {short[0]}: "
                 "extend the session before the decoder runs"
             )
-        positions = torch.arange(start, end)
-        table = torch.tensor([table[:needed] for table in self.tables])
-        return table[:, positions // self.pool.block_size], (positions % self.pool.block_size).expand(self.batch, -1)
+        positions = torch.arange(start, end, device=self.device)
+        blocks = self._blocks(end)[:, positions // self.pool.block_size]
+        return blocks, (positions % self.pool.block_size).expand(self.batch, -1)
 
     def _gather(self, blocks: torch.Tensor, end: int) -> torch.Tensor:
         """The history of every session in one piece, [batch, kv_heads, blocks · block_size, head_dim].
