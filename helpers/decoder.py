@@ -55,18 +55,19 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(g.head_dim, g.norm_eps, **where)
 
     def forward(self, x: torch.Tensor, cache) -> torch.Tensor:
-        return self.out(self.mix(self.qkv(x), cache))
+        batch, t, _ = x.shape
+        heads = self.qkv(x).view(batch, t, -1, self.g.head_dim).transpose(1, 2)
+        return self.out(self.mix(heads, cache).transpose(1, 2).reshape(batch, t, -1))
 
-    def mix(self, qkv: torch.Tensor, cache) -> torch.Tensor:
-        """What the cache does: qkv [batch, t, (q_heads + 2 · kv_heads) · head_dim] → [batch, t, q_heads · head_dim]."""
-        g, (batch, t, _) = self.g, qkv.shape
-        heads = qkv.view(batch, t, -1, g.head_dim).transpose(1, 2)
+    def mix(self, heads: torch.Tensor, cache) -> torch.Tensor:
+        """What the cache does: q, k and v [batch, q_heads + 2 · kv_heads, t, head_dim], not yet rotated,
+        → [batch, q_heads, t, head_dim]."""
+        g = self.g
         q, k, v = heads.split((g.q_heads, g.kv_heads, g.kv_heads), dim=1)
         if g.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         cache.append(self.layer, k, v)
-        mixed = cache.attend(self.layer, q)
-        return mixed.transpose(1, 2).reshape(batch, t, -1)
+        return cache.attend(self.layer, q)
 
 
 class MLP(nn.Module):
@@ -104,28 +105,35 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(g.hidden, g.norm_eps, **where)
         self.mlp = MLP(g, backend, **where)
         self.kernels = backend
-        self.fused = hasattr(backend, "mlp_add") and g.mla is None and not g.attn_bias
-        self.parts = None
+        self.fused = hasattr(backend, "bind_finish_block") and g.mla is None and not g.attn_bias
+        self.bound = None
 
     def forward(self, x: torch.Tensor, cache) -> torch.Tensor:
-        if self.fused and x.shape[1] == 1:
-            return self._decode(x[:, 0], cache)[:, None]
+        """x [batch, t, hidden] → the same shape."""
         x = x + self.attention(self.attention_norm(x), cache)
         return x + self.mlp(self.mlp_norm(x))
 
-    def _decode(self, x: torch.Tensor, cache) -> torch.Tensor:
-        """The same for one token per sequence, x [batch, hidden], in three calls around the cache, not nine."""
-        if self.parts is None:
-            # Looked up once: nn.Module finds an attribute slowly, and a step would look up five hundred. Weights are
+    def decode(self, x: torch.Tensor, cache) -> torch.Tensor:
+        """The same for one token per sequence, x [batch, hidden]: two calls around the cache where the backend can."""
+        if not self.fused:
+            return self(x[:, None], cache)[:, 0]
+        if self.bound is None:
+            # Once, because nn.Module finds an attribute slowly, and a step would look up five hundred. Weights are
             # loaded in place, so these stay the block's own.
-            self.parts = (
-                (self.attention_norm.weight, self.attention_norm.eps, self.attention.qkv.weight),
-                self.attention.out.weight,
-                (self.mlp_norm.weight, self.mlp_norm.eps, self.mlp.gate_up.weight, self.mlp.down.weight),
-            )
-        qkv, out, mlp = self.parts
-        mixed = self.attention.mix(self.kernels.norm_linear(x, *qkv)[:, None], cache)[:, 0]
-        return self.kernels.mlp_add(self.kernels.linear_add(mixed, out, x), *mlp)
+            self.bound = (
+                self.kernels.bind_norm_linear(
+                    self.attention_norm.weight, self.attention_norm.eps, self.attention.qkv.weight
+                ),
+                self.attention,
+                self.kernels.bind_finish_block(
+                    self.attention.out.weight,
+                    self.mlp_norm.weight, self.mlp_norm.eps, self.mlp.gate_up.weight, self.mlp.down.weight,
+                ),
+            )  # fmt: skip
+        norm_qkv, attention, finish = self.bound
+        batch = x.shape[0]
+        heads = norm_qkv(x).view(batch, -1, 1, attention.g.head_dim)
+        return finish(attention.mix(heads, cache).view(batch, -1), x)
 
 
 class Decoder(nn.Module):
@@ -201,10 +209,10 @@ class Decoder(nn.Module):
     def decode(self, tokens: torch.Tensor, cache) -> torch.Tensor:
         """One decode step: tokens [batch], the newest of each sequence → logits [batch, vocab] of the next."""
         self._check(tokens, cache, dimensions=1)
-        x = F.embedding(tokens[:, None], self.embedding)
+        x = F.embedding(tokens, self.embedding)
         for block in self.blocks:
-            x = block(x, cache)
-        return self.head(self.norm(x))[:, 0]
+            x = block.decode(x, cache)
+        return self.head(self.norm(x)[:, None])[:, 0]
 
     def _check(self, tokens: torch.Tensor, cache, dimensions: int) -> None:
         shape = "[batch, t] with t ≥ 1" if dimensions == 2 else "[batch]"

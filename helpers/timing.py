@@ -315,9 +315,7 @@ class Clock:
         start = self.now()
         while True:
             times.append(self._sample(step))
-            stable = len(times) >= 6 and (
-                statistics.median(times[-3:]) > 0.9 * statistics.median(times[-6:-3])
-            )
+            stable = len(times) >= 6 and (statistics.median(times[-3:]) > 0.9 * statistics.median(times[-6:-3]))
             if stable or self.now() - start > limit_seconds:
                 break
         usual = min(times[-3:])
@@ -344,17 +342,23 @@ class Clock:
         floors: Mapping[Hashable, float | None] | None = None,
         seed: int = 0,
         label: str = "measuring",
+        lead_in: int = 0,
     ) -> dict[Hashable, Timing]:
         """Time several steps in turns: every round visits each of them once, in an order shuffled by `seed`.
 
         So drift and bursts of a shared machine hit all points alike, and not the last ones most.
-        `budget_seconds` is for the whole sweep; `min_samples` rounds are made even beyond it. An interrupt
+        `budget_seconds` is for the whole sweep; `min_samples` rounds are made even beyond it. `lead_in` calls
+        of a step go before each of its samples, not timed: needed where steps of different engines take turns,
+        since one engine's threads may go on waiting for work, on the next one's cores, for a while. An interrupt
         (Ctrl-C, the stop button) keeps what has been measured and marks it `partial` (a step without a
         sample is left out); before the first sample the interrupt goes through.
 
-        Raises ValueError for an empty sweep, a floor without a step, or an effort that is not positive.
+        Raises ValueError for an empty sweep, a floor without a step, a negative lead_in, or an effort that is
+        not positive.
         """
         _check_effort(budget_seconds, min_samples)
+        if lead_in < 0:
+            raise ValueError(f"lead_in must be at least 0 calls, got {lead_in}")
         if not steps:
             raise ValueError("nothing to measure: `steps` is empty")
         floors = floors or {}
@@ -372,6 +376,8 @@ class Clock:
                 while rounds < min_samples or self.now() - start < budget_seconds:
                     shuffle.shuffle(order)
                     for key in order:
+                        for _ in range(lead_in):
+                            steps[key]()
                         samples[key].append(self._sample(steps[key], calls[key]))
                     rounds += 1
                     bar.to(min(rounds / min_samples, (self.now() - start) / budget_seconds))

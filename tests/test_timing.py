@@ -95,9 +95,7 @@ def test_a_step_that_times_itself_is_believed():
             raise AssertionError("the clock should have used elapsed_seconds")
 
     ticks = iter(range(10**6))
-    clock = Clock(
-        "simulated", now=lambda: next(ticks) * 1e-3, synchronize=lambda: None, lock=contextlib.nullcontext
-    )
+    clock = Clock("simulated", now=lambda: next(ticks) * 1e-3, synchronize=lambda: None, lock=contextlib.nullcontext)
     assert clock.measure(Graph(), budget_seconds=0.05).median == 0.004
 
 
@@ -198,6 +196,27 @@ def test_drift_hits_all_points_of_a_sweep_alike():
     clock = simulated_clock(device)
     in_turn = [clock.measure(device.kernel(0.010), budget_seconds=0.5).median for _ in range(8)]
     assert max(in_turn) / min(in_turn) > 1.3
+
+
+def test_a_lead_in_keeps_what_one_engine_leaves_behind_out_of_the_next_ones_samples():
+    """Whoever runs after the other pays 3 ms, as for threads of the other that still wait for work."""
+    device, last = SimulatedDevice(), None
+
+    def step(engine):
+        def run():
+            nonlocal last
+            device.launch(0.010 + (0.003 if last not in (None, engine) else 0.0))
+            last = engine
+
+        return run
+
+    steps = {engine: step(engine) for engine in "ab"}
+    alone = simulated_clock(device).sweep(steps, budget_seconds=1, lead_in=1)
+    assert all(each.median == pytest.approx(0.010, rel=1e-3) for each in alone.values())
+    mixed = simulated_clock(device).sweep(steps, budget_seconds=1)
+    assert any(each.median > 0.012 for each in mixed.values())
+    with pytest.raises(ValueError, match="lead_in"):
+        simulated_clock(device).sweep(steps, lead_in=-1)
 
 
 def test_an_interrupt_keeps_what_was_measured_and_marks_it(capsys):

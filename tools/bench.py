@@ -165,7 +165,7 @@ def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
     everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **attention}
-    timed = timing.Clock("cpu").sweep(everything, seconds, label="bench")
+    timed = timing.Clock("cpu").sweep(everything, seconds, label="bench", lead_in=1)
     rate = read / timed[READ].median
     rows = [
         row(READ, rate / 1e9, "GB/s"),

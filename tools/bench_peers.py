@@ -117,7 +117,8 @@ def write_gguf(decoder: Decoder, path: Path) -> None:
 def llama_cpp_steps(decoder: Decoder, contexts: Sequence[int]) -> dict[int, Step] | None:
     """Decode steps of llama.cpp, batch 1, F32 weights and cache, with a cache of its own for every context.
 
-    None if llama-cpp-python is not installed. Each cache is filled by reading a prompt of that length.
+    None if llama-cpp-python is not installed. Each cache is filled by reading a prompt of that length. The weights are
+    mapped from a file, its default: a little faster than copied where the file system keeps files in large pages.
     """
     if not installed("llama_cpp"):
         return None
@@ -128,7 +129,7 @@ def llama_cpp_steps(decoder: Decoder, contexts: Sequence[int]) -> dict[int, Step
         write_gguf(decoder, path)
         options = {
             "model_path": str(path), "n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads(),
-            "n_gpu_layers": 0, "verbose": False, "use_mmap": False, "type_k": llama_cpp.GGML_TYPE_F32,
+            "n_gpu_layers": 0, "verbose": False, "type_k": llama_cpp.GGML_TYPE_F32,
             "type_v": llama_cpp.GGML_TYPE_F32, "logits_all": False,
         }  # fmt: skip
         models = {context: llama_cpp.Llama(n_ctx=context + 8, **options) for context in contexts}

@@ -29,13 +29,14 @@ class FullCache(KVCache):
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         # Views of single layers, made once: indexing a tensor costs as much as a small kernel.
         self.layers = list(zip(self.keys, self.values, strict=True))
-        self.compiled = hasattr(self.kernels, "append_rotated")  # one call a token, not a dozen operations
+        # Where the backend has it, a single token goes in and is answered in one call each, not a dozen.
+        compiled = getattr(self.kernels, "RotatedCache", None)
+        self.single = compiled and compiled(self.keys, self.values, self.cos, self.sin)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         start, end = self._claim(layer, k.shape[2])
-        if self.compiled and end - start == 1:
-            k, v = k[:, :, 0], v[:, :, 0]
-            self.kernels.append_rotated(k, v, self.cos, self.sin, start, self.keys, self.values, layer)
+        if self.single and end - start == 1:
+            self.single.append(layer, start, k, v)
             return
         self.keys[layer, :, :, start:end] = rope.rotate(k, self.cos[start:end], self.sin[start:end])
         self.values[layer, :, :, start:end] = v
@@ -43,9 +44,8 @@ class FullCache(KVCache):
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         end = self.lengths[layer]
         start = end - q.shape[2]
-        if self.compiled and end - start == 1:
-            q = self.kernels.rotate(q[:, :, 0], self.cos, self.sin, start)
-            return self.kernels.decode_attention(q, *self.layers[layer], end)[:, :, None]
+        if self.single and end - start == 1:
+            return self.single.attend(layer, start, q)
         q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
         k, v = self.layers[layer]
         if q.shape[2] == 1:

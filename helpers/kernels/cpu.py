@@ -6,8 +6,10 @@ ahead of anything that is timed.
 """
 
 import math
+from collections.abc import Callable
 
 import numba
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -15,18 +17,16 @@ from helpers.kernels import KernelUnsupported, cpu_kernels, reference
 from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
-    "append_rotated",
+    "RotatedCache",
+    "bind_finish_block",
+    "bind_norm_linear",
     "cascade_attention",
     "decode_attention",
     "decode_attention_int4",
     "decode_attention_int8",
     "decode_attention_latent",
     "linear",
-    "linear_add",
     "merge",
-    "mlp_add",
-    "norm_linear",
-    "rotate",
     "warm_up",
 ]
 
@@ -52,55 +52,86 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return y if bias is None else y + bias
 
 
-def norm_linear(x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
-    """linear(rms_norm(x), weight) in one launch: x [batch, in], norm [in], weight [out, in] → [batch, out]."""
-    _check_matrix("weight", weight, x)
-    if x.shape[0] > SMALL_BATCH:
-        return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
-    y = torch.empty(x.shape[0], weight.shape[0])
-    eps = cpu_kernels.f32(eps)
-    cpu_kernels.norm_linear(_array(x.contiguous()), _array(norm), eps, _array(weight), y.numpy(), THREADS)
-    return y
+def bind_norm_linear(norm: torch.Tensor, eps: float, weight: torch.Tensor) -> Callable:
+    """A function x [batch, in] → linear(rms_norm(x), weight) [batch, out], in one launch.
 
-
-def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """residual + linear(x, weight): x [batch, in], weight [out, in], residual [batch, out] → [batch, out]."""
-    _check_matrix("weight", weight, x)
-    if x.shape[0] > SMALL_BATCH:
-        return residual + F.linear(x, weight)
-    y = torch.empty_like(residual)
-    cpu_kernels.linear_add(_array(x.contiguous()), _array(weight), _array(residual.contiguous()), y.numpy(), THREADS)
-    return y
-
-
-def mlp_add(x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """x + down(silu(gate) · up), with gate and up of rms_norm(x), in one call.
-
-    x [batch, hidden], gate_up [2 · intermediate, hidden] (gate first), down [hidden, intermediate] → [batch, hidden].
+    Its weights, norm [in] and weight [out, in], are checked here, once; it has little left to do at each of the
+    hundred calls of a step. The same holds for what the other `bind` functions return.
     """
-    _check_matrix("gate_up", gate_up, x)
-    if x.shape[0] > SMALL_BATCH:
-        gate, up = F.linear(F.rms_norm(x, norm.shape, norm, eps), gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, down)
-    y = torch.empty_like(x)
-    eps = cpu_kernels.f32(eps)
-    cpu_kernels.mlp_add(_array(x.contiguous()), _array(norm), eps, _array(gate_up), _array(down), y.numpy(), THREADS)
-    return y
+    _check_matrix("weight", weight, norm[None])
+    outputs, inputs = weight.shape
+    arrays = (_array(norm), cpu_kernels.f32(eps), _array(weight))
+
+    def norm_linear(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > SMALL_BATCH:
+            return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
+        y = np.empty((x.shape[0], outputs), np.float32)
+        cpu_kernels.norm_linear(_rows_of(x, inputs), *arrays, y, THREADS)
+        return torch.from_numpy(y)
+
+    return norm_linear
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int) -> torch.Tensor:
-    """x [batch, heads, head_dim] rotated to `position`; cos and sin [positions, head_dim] of `helpers.rope`."""
-    out = torch.empty(x.shape)
-    cpu_kernels.rotate(x.numpy(), cos.numpy(), sin.numpy(), position, out.numpy())
-    return out
+def bind_finish_block(
+    out: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: torch.Tensor, down: torch.Tensor
+) -> Callable:
+    """A function (mixed, x) → all of a block that follows its attention: h = x + linear(mixed, out), then
+    h + down(silu(gate) · up), with gate and up of rms_norm(h).
+
+    mixed [batch, q_heads · head_dim], x [batch, hidden] → [batch, hidden]; gate_up [2 · intermediate, hidden], gate
+    first, and down [hidden, intermediate].
+    """
+    _check_matrix("gate_up", gate_up, norm[None])
+    for name, matrix in (("out", out), ("down", down)):
+        _check_type(name, matrix, torch.float32)
+    heads, hidden = out.shape[1], out.shape[0]
+    arrays = (_array(norm), cpu_kernels.f32(eps), _array(gate_up), _array(down))
+    out_array = _array(out)
+
+    def finish_block(mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > SMALL_BATCH:
+            h = x + F.linear(mixed, out)
+            gate, up = F.linear(F.rms_norm(h, norm.shape, norm, eps), gate_up).chunk(2, dim=-1)
+            return h + F.linear(F.silu(gate) * up, down)
+        y = np.empty(x.shape, np.float32)
+        cpu_kernels.finish_block(_rows_of(mixed, heads), out_array, _rows_of(x, hidden), *arrays, y, THREADS)
+        return torch.from_numpy(y)
+
+    return finish_block
 
 
-def append_rotated(k, v, cos, sin, position: int, keys, values, layer: int) -> None:
-    """Write one token's k, rotated, and v [batch, kv_heads, head_dim] to `position` of a layer of
-    keys and values [layers, batch, kv_heads, capacity, head_dim]."""
-    cpu_kernels.append_rotated(
-        k.numpy(), v.numpy(), cos.numpy(), sin.numpy(), position, keys.numpy(), values.numpy(), layer
-    )
+class RotatedCache:
+    """One token's way into a full cache and its query's answer, over keys and values
+    [layers, batch, kv_heads, capacity, head_dim]; cos and sin [positions, head_dim] of `helpers.rope`."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor):
+        for name, tensor in (("keys", keys), ("values", values), ("cos", cos), ("sin", sin)):
+            _check_type(name, tensor, torch.float32)
+        self.layers = list(zip(keys.numpy(), values.numpy(), strict=True))
+        self.angles = (cos.numpy(), sin.numpy())
+        _, self.batch, self.kv_heads, _, self.head_dim = keys.shape
+        self.factor = cpu_kernels.f32(self.head_dim**-0.5) * cpu_kernels.LOG2_E
+
+    def append(self, layer: int, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k, rotated, and v [batch, kv_heads, 1, head_dim] to `position`."""
+        k, v = self._token(k, self.kv_heads), self._token(v, self.kv_heads)
+        cpu_kernels.append_rotated(k, v, *self.angles, position, *self.layers[layer])
+
+    def attend(self, layer: int, position: int, q: torch.Tensor) -> torch.Tensor:
+        """Attention of q [batch, q_heads, 1, head_dim], rotated to `position`, over the tokens up to there."""
+        heads = q.shape[1] - q.shape[1] % self.kv_heads
+        splits = _splits(self.batch * self.kv_heads, position + 1)
+        out = np.empty((self.batch, heads, 1, self.head_dim), np.float32)
+        cpu_kernels.rotated_attention(
+            self._token(q, heads), *self.angles, position, self.factor, *self.layers[layer], splits, out[:, :, 0]
+        )
+        return torch.from_numpy(out)
+
+    def _token(self, x: torch.Tensor, heads: int):
+        expected = (self.batch, heads, 1, self.head_dim)
+        if x.dtype != torch.float32 or x.shape != expected:
+            raise ValueError(f"one token of this cache is float32 {list(expected)}, not {x.dtype} {list(x.shape)}")
+        return x.numpy()[:, :, 0]
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False):
@@ -143,14 +174,15 @@ def warm_up() -> None:
     """Compile, or load from disk, every loop of this backend."""
     x, norm, w = torch.zeros(1, 16), torch.ones(16), torch.zeros(16, 16)
     linear(x, w)
-    norm_linear(x, norm, 1e-5, w)
-    linear_add(x, w, x)
-    mlp_add(x, norm, 1e-5, torch.zeros(32, 16), w)
-    q, table, cache = torch.zeros(1, 1, 16), torch.zeros(1, 16), torch.zeros(1, 1, 1, 1, 16)
-    of_a_step = torch.zeros(1, 1, 3, 16)  # q, k and v of one product, hence not contiguous
-    rotate(of_a_step[:, :, 0], table, table, 0)
-    append_rotated(of_a_step[:, :, 1], of_a_step[:, :, 2], table, table, 0, cache, cache, 0)
-    decode_attention(q, torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 1, 16), 1)
+    bind_norm_linear(norm, 1e-5, w)(x)
+    bind_finish_block(w, norm, 1e-5, torch.zeros(32, 16), w)(x, x)
+    for batch in (1, 2):  # with more than one sequence, q, k and v of one product are not contiguous
+        cache = torch.zeros(1, batch, 1, 1, 16)
+        store = RotatedCache(cache, cache, cache[0, 0, 0], cache[0, 0, 0])
+        q, k, v = torch.zeros(batch, 3, 1, 16).split(1, dim=1)
+        store.append(0, 0, k, v)
+        store.attend(0, 0, q)
+    q = torch.zeros(1, 1, 16)
     numbers, scales = torch.zeros(1, 1, 1, 16, dtype=torch.int8), torch.ones(1, 1, 1)
     decode_attention_int8(q, numbers, scales, numbers, scales, 1)
     packed = torch.zeros(1, 1, 1, 8, dtype=torch.uint8)
@@ -160,17 +192,20 @@ def warm_up() -> None:
 def _attend(kernel, q, k, arrays, length, scale, return_lse):
     batch, q_heads, head_dim = q.shape
     lengths = _lengths(length, batch, k.shape[2])
-    longest = max(lengths)
-    # As few splits as share the work out evenly, since each has to be merged; none for a context of a few tiles.
-    splits = THREADS // math.gcd(batch * k.shape[1], THREADS) if longest >= 2 * SPLIT_TOKENS else 1
-    out, lse = torch.empty(batch, q_heads, head_dim), torch.empty(batch, q_heads)
+    out, lse = np.empty((batch, q_heads, head_dim), np.float32), np.empty((batch, q_heads), np.float32)
     factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
     views = [_array(tensor) for tensor in arrays]
-    kernel(_array(q.contiguous()), factor, *views, cpu_kernels.np.array(lengths), splits, out.numpy(), lse.numpy())
+    splits = _splits(batch * k.shape[1], max(lengths))
+    kernel(_array(q.contiguous()), factor, *views, np.array(lengths), splits, out, lse)
     if min(lengths) == 0:
         empty = [b for b, tokens in enumerate(lengths) if tokens == 0]
-        out[empty], lse[empty] = 0.0, -torch.inf
-    return (out, lse) if return_lse else out
+        out[empty], lse[empty] = 0.0, -np.inf
+    return (torch.from_numpy(out), torch.from_numpy(lse)) if return_lse else torch.from_numpy(out)
+
+
+def _splits(tasks: int, longest: int) -> int:
+    """As few as share the work out evenly, since each has to be merged; none for a context of a few tiles."""
+    return THREADS // math.gcd(tasks, THREADS) if longest >= 2 * SPLIT_TOKENS else 1
 
 
 def _lengths(length, batch: int, capacity: int) -> list[int]:
@@ -215,6 +250,12 @@ def _grid(name: str, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tens
 
 def _array(tensor: torch.Tensor):
     return tensor.numpy()
+
+
+def _rows_of(x: torch.Tensor, width: int):
+    if x.dtype != torch.float32 or x.shape[1:] != (width,):
+        raise ValueError(f"x must be float32 [batch, {width}], not {x.dtype} {list(x.shape)}")
+    return x.contiguous().numpy()
 
 
 def _check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

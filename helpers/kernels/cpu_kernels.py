@@ -181,15 +181,6 @@ def norm_linear(x, norm, eps, w, y, tasks):
         _rows(w, first, last, normed, y)
 
 
-@_compiled(parallel=ONLY_PRANGE)
-def linear_add(x, w, residual, y, tasks):
-    """y = residual + x · wᵀ."""
-    for task in prange(tasks):
-        first, last = _part(task, tasks, w.shape[0])
-        _rows(w, first, last, x, y)
-        _add(residual, first, last, y)
-
-
 @_compiled(no_cpython_wrapper=True)
 def _gate(wide, first, last, gated):
     """gated = silu(gate) · up for columns first … last-1; wide [batch, 2 · width] holds gates, then ups."""
@@ -203,13 +194,17 @@ def _gate(wide, first, last, gated):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def mlp_add(x, norm, eps, gate_up, down, y, tasks):
-    """y = x + down · (silu(gate) · up), gate and up of rms_norm(x) (SwiGLU, arXiv 2002.05202)."""
-    normed = np.empty_like(x)
-    _rms_norm(x, norm, eps, normed)
+def finish_block(mixed, out, x, norm, eps, gate_up, down, y, tasks):
+    """h = x + out · mixed; y = h + down · (silu(gate) · up), gate and up of rms_norm(h) (SwiGLU, arXiv 2002.05202)."""
     batch, width = x.shape[0], down.shape[1]
+    h, normed = np.empty_like(x), np.empty_like(x)
     wide = np.empty((batch, 2 * width), np.float32)
     gated = np.empty((batch, width), np.float32)
+    for task in prange(tasks):
+        first, last = _part(task, tasks, out.shape[0])
+        _rows(out, first, last, mixed, h)
+        _add(x, first, last, h)
+    _rms_norm(h, norm, eps, normed)
     for task in prange(tasks):
         # Gates and ups of the same columns, so that the core that has them also multiplies them.
         first, last = _part(task, tasks, width)
@@ -219,7 +214,7 @@ def mlp_add(x, norm, eps, gate_up, down, y, tasks):
     for task in prange(tasks):
         first, last = _part(task, tasks, down.shape[0])
         _rows(down, first, last, gated, y)
-        _add(x, first, last, y)
+        _add(h, first, last, y)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -239,13 +234,13 @@ def rotate(x, cos, sin, position, out):
 
 
 @_compiled()
-def append_rotated(k, v, cos, sin, position, keys, values, layer):
-    """Keys, rotated to `position`, and values of one token, put into [layers, batch, kv_heads, capacity, ·]."""
-    rotate(k, cos, sin, position, keys[layer, :, :, position])
+def append_rotated(k, v, cos, sin, position, keys, values):
+    """Keys, rotated to `position`, and values of one token, put into a layer [batch, kv_heads, capacity, head_dim]."""
+    rotate(k, cos, sin, position, keys[:, :, position])
     for b in range(v.shape[0]):
         for h in range(v.shape[1]):
             for d in range(v.shape[2]):
-                values[layer, b, h, position, d] = v[b, h, d]
+                values[b, h, position, d] = v[b, h, d]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -513,6 +508,31 @@ def _int4_scores2(q, sums, g, keys, scale, zero, s):
 
 
 @_compiled(no_cpython_wrapper=True)
+def _int4_scores4(q, sums, g, keys, scale, zero, s):
+    """The same for query heads g … g + 3."""
+    groups, both = keys.shape[1], scale.shape[1] > 1
+    for t in range(keys.shape[0]):
+        total0 = total1 = total2 = total3 = f32(0)
+        for c in range(groups):
+            high = groups + c if both else 0
+            a, b = scale[t, c if both else 0], scale[t, high]
+            u0 = u1 = u2 = u3 = f32(0)
+            for j in range(keys.shape[2]):
+                n = np.int32(keys[t, c, j])
+                x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
+                u0 += q[g, 0, c, j] * x + q[g, 1, c, j] * y
+                u1 += q[g + 1, 0, c, j] * x + q[g + 1, 1, c, j] * y
+                u2 += q[g + 2, 0, c, j] * x + q[g + 2, 1, c, j] * y
+                u3 += q[g + 3, 0, c, j] * x + q[g + 3, 1, c, j] * y
+            x, y = zero[t, c if both else 0], zero[t, high]
+            total0 += u0 + x * sums[g, 0, c] + y * sums[g, 1, c]
+            total1 += u1 + x * sums[g + 1, 0, c] + y * sums[g + 1, 1, c]
+            total2 += u2 + x * sums[g + 2, 0, c] + y * sums[g + 2, 1, c]
+            total3 += u3 + x * sums[g + 3, 0, c] + y * sums[g + 3, 1, c]
+        s[g, t], s[g + 1, t], s[g + 2, t], s[g + 3, t] = total0, total1, total2, total3
+
+
+@_compiled(no_cpython_wrapper=True)
 def _int4_values1(p, g, values, scale, zero, first, out):
     """out[g] += Σ p[g, t] · (nibbles[t] · scale + zero) for t ≥ first, for one query head."""
     groups, both = values.shape[1], scale.shape[1] > 1
@@ -563,16 +583,18 @@ def _int4_values4x2(p, g, values, scale, zero, out):
             for c in range(groups):
                 i = (half * groups + c) if both else 0
                 s0, s1, s2, s3 = scale[t, i], scale[t + 1, i], scale[t + 2, i], scale[t + 3, i]
+                a0, a1, a2, a3 = p0 * s0, p1 * s1, p2 * s2, p3 * s3
+                b0, b1, b2, b3 = q0 * s0, q1 * s1, q2 * s2, q3 * s3
                 z0, z1, z2, z3 = zero[t, i], zero[t + 1, i], zero[t + 2, i], zero[t + 3, i]
                 x = p0 * z0 + p1 * z1 + p2 * z2 + p3 * z3
                 y = q0 * z0 + q1 * z1 + q2 * z2 + q3 * z3
                 for j in range(values.shape[2]):
-                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15)) * s0
-                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15)) * s1
-                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15)) * s2
-                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15)) * s3
-                    out[g, half, c, j] += (n0 * p0 + n1 * p1) + (n2 * p2 + n3 * p3) + x
-                    out[g + 1, half, c, j] += (n0 * q0 + n1 * q1) + (n2 * q2 + n3 * q3) + y
+                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15))
+                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15))
+                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15))
+                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15))
+                    out[g, half, c, j] += (n0 * a0 + n1 * a1) + (n2 * a2 + n3 * a3) + x
+                    out[g + 1, half, c, j] += (n0 * b0 + n1 * b1) + (n2 * b2 + n3 * b3) + y
     _int4_values1(p, g, values, scale, zero, whole, out)
     _int4_values1(p, g + 1, values, scale, zero, whole, out)
 
@@ -590,7 +612,10 @@ def _int4_scores(q, packed, scale, zero, s):
             for c in range(groups):
                 for j in range(width):
                     sums[g, half, c] += split[g, half, c, j]
-    for g in range(0, q.shape[0] - 1, 2):
+    whole = q.shape[0] - q.shape[0] % 4
+    for g in range(0, whole, 4):
+        _int4_scores4(split, sums, g, keys, scale, zero, s)
+    for g in range(whole, q.shape[0] - 1, 2):
         _int4_scores2(split, sums, g, keys, scale, zero, s)
     if q.shape[0] % 2:
         _int4_scores1(split, sums, q.shape[0] - 1, keys, scale, zero, s)
@@ -674,6 +699,14 @@ def attention(q, factor, k, v, lengths, splits, out, lse):
             _softmax(s, end - t, tops[task], totals[task], parts[task])
             _values(s, v[b, h, t:end], parts[task])
     _merge(parts, tops, totals, splits, out, lse)
+
+
+@_compiled()
+def rotated_attention(q, cos, sin, position, factor, k, v, splits, out):
+    """The same for a q that is still to be rotated to `position`, over the tokens up to there."""
+    rotated, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
+    rotate(q, cos, sin, position, rotated)
+    attention(rotated, factor, k, v, np.full(q.shape[0], position + 1), splits, out, lse)
 
 
 @_compiled(parallel=ONLY_PRANGE)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from helpers import kernels
+from helpers import kernels, rope
 
 cpu = kernels.select("cpu")
 
@@ -167,11 +167,11 @@ def test_sequences_of_unequal_length(name):
 def test_linear_and_its_fused_forms(batch, outputs, inputs):
     torch.manual_seed(batch)
     x, w, bias, norm = (torch.randn(*s) for s in ((batch, inputs), (outputs, inputs), (outputs,), (inputs,)))
-    residual = torch.randn(batch, outputs)
+    mixed, out = torch.randn(batch, outputs), torch.randn(inputs, outputs) / outputs**0.5
     gate_up, down = torch.randn(2 * outputs, inputs) / inputs**0.5, torch.randn(inputs, outputs) / outputs**0.5
 
     def normed(x):
-        return x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double()
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.double()
 
     def close(got, want):
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
@@ -179,10 +179,44 @@ def test_linear_and_its_fused_forms(batch, outputs, inputs):
     product = x.double() @ w.double().T
     close(cpu.linear(x, w), product)
     close(cpu.linear(x, w, bias), product + bias.double())
-    close(cpu.linear_add(x, w, residual), product + residual.double())
-    close(cpu.norm_linear(x, norm, 1e-5, w), normed(x) @ w.double().T)
-    gate, up = (normed(x) @ gate_up.double().T).chunk(2, dim=-1)
-    close(cpu.mlp_add(x, norm, 1e-5, gate_up, down), x.double() + (gate * gate.sigmoid() * up) @ down.double().T)
+    close(cpu.bind_norm_linear(norm, 1e-5, w)(x), normed(x.double()) @ w.double().T)
+    h = x.double() + mixed.double() @ out.double().T
+    gate, up = (normed(h) @ gate_up.double().T).chunk(2, dim=-1)
+    want = h + (gate * gate.sigmoid() * up) @ down.double().T
+    close(cpu.bind_finish_block(out, norm, 1e-5, gate_up, down)(mixed, x), want)
+
+
+@pytest.mark.parametrize("batch, length", [(1, 1), (1, 200), (3, 77)])
+def test_a_token_appended_and_attended_with_rotation(batch, length):
+    q, k, v = inputs(batch, 3, 2, 64, 200, length)
+    cos, sin = rope.tables(200, 64, 10_000.0)
+    place = slice(length - 1, length)
+    turned_q, turned_k = (
+        rope.rotate(x.double()[:, :, None], cos[place].double(), sin[place].double())[:, :, 0]
+        for x in (q, k[:, :, length - 1])
+    )
+    store = cpu.RotatedCache(torch.stack((k, poison(k, length - 1))), torch.stack((v, poison(v, length - 1))), cos, sin)
+    store.append(1, length - 1, k[:, :, place], v[:, :, place])
+    k[:, :, length - 1] = turned_k.float()
+    assert_same([store.attend(1, length - 1, q[:, :, None])[:, :, 0]], exact(turned_q, k, v, length)[:1])
+
+
+@pytest.mark.parametrize("x", [torch.zeros(1, 15), torch.zeros(1, 16).double(), torch.zeros(1, 1, 16)])
+def test_a_bound_loop_refuses_what_does_not_fit_its_weights(x):
+    w, norm = torch.zeros(16, 16), torch.ones(16)
+    with pytest.raises(ValueError, match=r"float32 \[batch, 16\]"):
+        cpu.bind_norm_linear(norm, 1e-5, w)(x)
+    with pytest.raises(ValueError, match=r"float32 \[batch, 16\]"):
+        cpu.bind_finish_block(w, norm, 1e-5, torch.zeros(32, 16), w)(x, torch.zeros(1, 16))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 1, 64), (1, 6, 2, 64), (2, 6, 1, 64), (1, 6, 1, 32)])
+def test_a_rotated_cache_refuses_what_is_not_a_token_of_its_own(shape):
+    store = cpu.RotatedCache(cache(1, 1, 2, 8, 64), cache(1, 1, 2, 8, 64), cache(8, 64), cache(8, 64))
+    with pytest.raises(ValueError, match="one token of this cache"):
+        store.attend(0, 0, torch.zeros(shape))
+    with pytest.raises(ValueError, match="one token of this cache"):
+        store.append(0, 0, torch.zeros(shape), torch.zeros(1, 2, 1, 64))
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 80.0])
