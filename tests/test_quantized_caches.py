@@ -65,8 +65,10 @@ def test_bytes_per_token_and_head():
 
 
 def test_nan_is_refused_before_anything_is_stored():
-    cache = Int8Cache(SMALL, 8)
-    k = torch.zeros(1, 2, 1, 64)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        cache.append(0, k * torch.nan, k)
-    assert cache.lengths[0] == 0
+    for kind in CACHES:
+        for tokens in (1, 3):
+            cache = kind(SMALL, 8)
+            k = torch.zeros(1, 2, tokens, 64)
+            with pytest.raises(ValueError, match="NaN or infinite"):
+                cache.append(0, k * torch.nan, k)
+            assert cache.lengths[0] == 0

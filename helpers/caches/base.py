@@ -109,6 +109,11 @@ class KVCache(ABC):
         multiple = getattr(self.kernels, "CAPACITY_MULTIPLE", 1)
         return -(-tokens // multiple) * multiple
 
+    def _bound(self, kind: str, *stored: torch.Tensor):
+        """The backend's way of handling a single token in two launches instead of dozens, or None if it has none."""
+        bind = getattr(self.kernels, "SingleToken", None)
+        return bind and bind(kind, stored, self.cos, self.sin)
+
     def _claim(self, layer: int, tokens: int) -> tuple[int, int]:
         """Advance `layer` by `tokens`; returns (start, end) of the new positions."""
         start = self.lengths[layer]

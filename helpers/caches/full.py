@@ -29,9 +29,7 @@ class FullCache(KVCache):
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         # Views of single layers, made once: indexing a tensor costs as much as a small kernel.
         self.layers = list(zip(self.keys, self.values, strict=True))
-        # Where the backend has it, a single token goes in and is answered in one call each, not a dozen.
-        compiled = getattr(self.kernels, "RotatedCache", None)
-        self.single = compiled and compiled(self.keys, self.values, self.cos, self.sin)
+        self.single = self._bound("float32", self.keys, self.values)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         start, end = self._claim(layer, k.shape[2])

@@ -37,6 +37,7 @@ class QuantizedCache(KVCache):
         self.rows = self._allocated(capacity)
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         self.stored: dict[str, torch.Tensor] = {}
+        self.single = None
 
     def _store(self, name: str, rows: int, columns: int | None, dtype: torch.dtype) -> None:
         g = self.geometry
@@ -44,6 +45,14 @@ class QuantizedCache(KVCache):
         self.stored[name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        if self.single and k.shape[2] == 1:
+            start, _ = self._claim(layer, 1)
+            try:
+                self.single.append(layer, start, k, v)
+            except ValueError:
+                self.lengths[layer] = start
+                raise
+            return
         quantize.require_finite(k)
         quantize.require_finite(v)
         start, end = self._claim(layer, k.shape[2])
@@ -52,6 +61,8 @@ class QuantizedCache(KVCache):
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         end = self.lengths[layer]
         start = end - q.shape[2]
+        if self.single and self.fused and q.shape[2] == 1:
+            return self.single.attend(layer, start, q)
         q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
         if q.shape[2] == 1 and self.fused:
             return self._attend_packed(layer, q[:, :, 0], end)[:, :, None]
@@ -90,6 +101,7 @@ class Int8Cache(QuantizedCache):
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, torch.int8)
             self._store(f"{name}_scale", self.rows, None, torch.float32)
+        self.single = self._bound("int8", *self.stored.values())
 
     def _write(self, layer, k, v, start, end):
         for name, x in (("k", k), ("v", v)):
@@ -115,6 +127,7 @@ class Int4TokenCache(QuantizedCache):
             self._store(name, self.rows, geometry.head_dim // 2, torch.uint8)
             for part in ("scale", "zero"):
                 self._store(f"{name}_{part}", self.rows, geometry.head_dim // group, torch.float32)
+        self.single = self._bound("int4", *self.stored.values())
 
     def _write(self, layer, k, v, start, end):
         for name, x in (("k", k), ("v", v)):

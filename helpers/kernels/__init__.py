@@ -35,7 +35,7 @@ Shapes, alike in all backends:
 
     merge(outs, lses) → out, lse             cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length)
 
-`cpu` has more for the rest of a decode step (`bind_norm_linear`, `bind_finish_block`, `RotatedCache`) and `warm_up()`,
+`cpu` has more for the rest of a decode step (`bind_norm_linear`, `bind_finish_block`, `SingleToken`) and `warm_up()`,
 which compiles.
 """
 

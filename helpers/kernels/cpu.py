@@ -1,23 +1,24 @@
 """The CPU backend: checks and zero-copy views around the compiled loops of `cpu_kernels`.
 
 Everything is float32 (caches also int8 and packed int4); torch tensors in, torch tensors out. The loops run on as many
-cores as torch uses. They are compiled once per machine, in some twenty seconds, and kept on disk; `warm_up` does it
+cores as torch uses. They are compiled once per machine, in some forty seconds, and kept on disk; `warm_up` does it
 ahead of anything that is timed.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from helpers import quantize
 from helpers.kernels import KernelUnsupported, cpu_kernels, reference
 from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
-    "RotatedCache",
+    "SingleToken",
     "bind_finish_block",
     "bind_norm_linear",
     "cascade_attention",
@@ -100,38 +101,51 @@ def bind_finish_block(
     return finish_block
 
 
-class RotatedCache:
-    """One token's way into a full cache and its query's answer, over keys and values
-    [layers, batch, kv_heads, capacity, head_dim]; cos and sin [positions, head_dim] of `helpers.rope`."""
+class SingleToken:
+    """A cache's tensors, bound: one token's way into them and its query's answer, each in one launch.
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor):
-        for name, tensor in (("keys", keys), ("values", values), ("cos", cos), ("sin", sin)):
-            _check_type(name, tensor, torch.float32)
-        self.layers = list(zip(keys.numpy(), values.numpy(), strict=True))
-        self.angles = (cos.numpy(), sin.numpy())
-        _, self.batch, self.kv_heads, _, self.head_dim = keys.shape
-        self.factor = cpu_kernels.f32(self.head_dim**-0.5) * cpu_kernels.LOG2_E
+    Args:
+        kind: "float32", "int8" or "int4" (per token).
+        stored: keys and values [layers, batch, kv_heads, capacity, ·], each followed by its scales and zeros, in the
+            forms of `decode_attention`, `decode_attention_int8` and `decode_attention_int4`.
+        cos, sin: [positions, head_dim] of `helpers.rope`.
+    """
+
+    def __init__(self, kind: str, stored: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor):
+        numbers = {"float32": torch.float32, "int8": torch.int8, "int4": torch.uint8}[kind]
+        for i, tensor in enumerate(stored):
+            _check_type(f"stored[{i}]", tensor, numbers if i in (0, len(stored) // 2) else torch.float32)
+        self._append = getattr(cpu_kernels, f"append_{kind}")
+        self._attend = getattr(cpu_kernels, f"attend_{kind}")
+        self._layers = list(zip(*(tensor.numpy() for tensor in stored), strict=True))
+        self._angles = (cos.numpy(), sin.numpy())
+        self.batch, self.kv_heads, self.head_dim = *stored[0].shape[1:3], cos.shape[1]
+        self._factor = cpu_kernels.f32(self.head_dim**-0.5) * cpu_kernels.LOG2_E
 
     def append(self, layer: int, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k, rotated, and v [batch, kv_heads, 1, head_dim] to `position`."""
-        k, v = self._token(k, self.kv_heads), self._token(v, self.kv_heads)
-        cpu_kernels.append_rotated(k, v, *self.angles, position, *self.layers[layer])
+        """Write k, rotated, and v [batch, kv_heads, 1, head_dim] to `position`.
+
+        Raises:
+            ValueError: NaN or infinity for a quantised cache; nothing was written.
+        """
+        k_array, v_array = self._array(k, self.kv_heads), self._array(v, self.kv_heads)
+        if not self._append(k_array, v_array, *self._angles, position, *self._layers[layer]):
+            quantize.require_finite(torch.cat((k, v)))
 
     def attend(self, layer: int, position: int, q: torch.Tensor) -> torch.Tensor:
         """Attention of q [batch, q_heads, 1, head_dim], rotated to `position`, over the tokens up to there."""
         heads = q.shape[1] - q.shape[1] % self.kv_heads
         splits = _splits(self.batch * self.kv_heads, position + 1)
         out = np.empty((self.batch, heads, 1, self.head_dim), np.float32)
-        cpu_kernels.rotated_attention(
-            self._token(q, heads), *self.angles, position, self.factor, *self.layers[layer], splits, out[:, :, 0]
-        )
+        arrays = (*self._angles, position, self._factor, *self._layers[layer], splits, out[:, :, 0])
+        self._attend(self._array(q, heads), *arrays)
         return torch.from_numpy(out)
 
-    def _token(self, x: torch.Tensor, heads: int):
+    def _array(self, x: torch.Tensor, heads: int):
         expected = (self.batch, heads, 1, self.head_dim)
         if x.dtype != torch.float32 or x.shape != expected:
             raise ValueError(f"one token of this cache is float32 {list(expected)}, not {x.dtype} {list(x.shape)}")
-        return x.numpy()[:, :, 0]
+        return np.ascontiguousarray(x.numpy()[:, :, 0])  # a slice of q, k and v of one product, with a batch
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False):
@@ -176,17 +190,18 @@ def warm_up() -> None:
     linear(x, w)
     bind_norm_linear(norm, 1e-5, w)(x)
     bind_finish_block(w, norm, 1e-5, torch.zeros(32, 16), w)(x, x)
-    for batch in (1, 2):  # with more than one sequence, q, k and v of one product are not contiguous
-        cache = torch.zeros(1, batch, 1, 1, 16)
-        store = RotatedCache(cache, cache, cache[0, 0, 0], cache[0, 0, 0])
-        q, k, v = torch.zeros(batch, 3, 1, 16).split(1, dim=1)
-        store.append(0, 0, k, v)
-        store.attend(0, 0, q)
-    q = torch.zeros(1, 1, 16)
-    numbers, scales = torch.zeros(1, 1, 1, 16, dtype=torch.int8), torch.ones(1, 1, 1)
-    decode_attention_int8(q, numbers, scales, numbers, scales, 1)
-    packed = torch.zeros(1, 1, 1, 8, dtype=torch.uint8)
-    decode_attention_int4(q, packed, scales, packed, scales, 1)
+    numbers, packed = (torch.zeros(1, 1, 1, 1, n, dtype=dtype) for n, dtype in ((16, torch.int8), (8, torch.uint8)))
+    table, scale, scales = torch.zeros(1, 16), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1, 2)
+    kinds = {
+        "float32": [torch.zeros(1, 1, 1, 1, 16)] * 2,
+        "int8": [numbers, scale] * 2,
+        "int4": [packed, scales, scales] * 2,
+    }
+    token = torch.zeros(1, 1, 1, 16)
+    for kind, stored in kinds.items():
+        single = SingleToken(kind, stored, table, table)
+        single.append(0, 0, token, token)
+        single.attend(0, 0, token)
 
 
 def _attend(kernel, q, k, arrays, length, scale, return_lse):

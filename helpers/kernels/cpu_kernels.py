@@ -19,6 +19,7 @@ TILE = 256
 INT4_TILE = 64
 LOG2_E = f32(1.4426950408889634)
 LN_2 = f32(0.6931471805599453)
+LARGEST, TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
 LOWEST = f32(-1e30)  # a score below all others; finite, since `fastmath` may assume that no infinity occurs
 
 
@@ -30,7 +31,7 @@ ONLY_PRANGE = dict.fromkeys(
 
 def _compiled(**options):
     """`numba.njit` with the machine code cached on disk, or only in memory where no directory can be written."""
-    options |= {"fastmath": True, "error_model": "numpy"}
+    options = {"fastmath": True, "error_model": "numpy"} | options
 
     def decorate(function):
         try:
@@ -218,10 +219,12 @@ def finish_block(mixed, out, x, norm, eps, gate_up, down, y, tasks):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Rotary embedding of one token per sequence, half-split; cos and sin are [positions, head_dim].
+# One token per sequence on its way into a cache: rotated (half-split; cos and sin are [positions, head_dim]), quantised
+# where the cache is, and written to its position of a layer. Without `fastmath`, so that the bits are those that torch
+# computes for a whole prompt. Each returns whether it stored the token: a quantised cache refuses what is not finite.
 
 
-@_compiled()
+@_compiled(fastmath=False)
 def rotate(x, cos, sin, position, out):
     """out = x rotated to `position`, both [batch, heads, head_dim]."""
     half = x.shape[2] // 2
@@ -233,14 +236,86 @@ def rotate(x, cos, sin, position, out):
                 out[b, h, half + d] = second * cos[position, half + d] + first * sin[position, half + d]
 
 
-@_compiled()
-def append_rotated(k, v, cos, sin, position, keys, values):
-    """Keys, rotated to `position`, and values of one token, put into a layer [batch, kv_heads, capacity, head_dim]."""
+@_compiled(fastmath=False)
+def append_float32(k, v, cos, sin, position, keys, values):
+    """k and v [batch, kv_heads, head_dim] into float32 [batch, kv_heads, capacity, head_dim]."""
     rotate(k, cos, sin, position, keys[:, :, position])
     for b in range(v.shape[0]):
         for h in range(v.shape[1]):
             for d in range(v.shape[2]):
                 values[b, h, position, d] = v[b, h, d]
+    return True
+
+
+@_compiled(fastmath=False, no_cpython_wrapper=True)
+def _finite(x):
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for d in range(x.shape[2]):
+                if not abs(x[b, h, d]) <= LARGEST:
+                    return False
+    return True
+
+
+@_compiled(fastmath=False, no_cpython_wrapper=True)
+def _to_int8(x, numbers, scale):
+    """As `helpers.quantize.int8_per_token`: x [batch, heads, head_dim] → int8, and scale [batch, heads]."""
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            largest = f32(0)
+            for d in range(x.shape[2]):
+                largest = max(largest, abs(x[b, h, d]))
+            step = max(largest / f32(127), TINY)
+            for d in range(x.shape[2]):
+                numbers[b, h, d] = np.int8(np.rint(x[b, h, d] / step))
+            scale[b, h] = step
+
+
+@_compiled(fastmath=False)
+def append_int8(k, v, cos, sin, position, k_q, k_scale, v_q, v_scale):
+    """The same into int8 [batch, kv_heads, capacity, head_dim], scales [batch, kv_heads, capacity]."""
+    if not (_finite(k) and _finite(v)):
+        return False
+    rotated = np.empty(k.shape, np.float32)
+    rotate(k, cos, sin, position, rotated)
+    _to_int8(rotated, k_q[:, :, position], k_scale[:, :, position])
+    _to_int8(v, v_q[:, :, position], v_scale[:, :, position])
+    return True
+
+
+@_compiled(fastmath=False, no_cpython_wrapper=True)
+def _to_int4(x, packed, scale, zero):
+    """As `helpers.quantize.per_token` with 4 bits: x [batch, heads, head_dim] → packed [batch, heads, head_dim / 2],
+    scale and zero [batch, heads, groups]."""
+    half, groups = x.shape[2] // 2, scale.shape[2]
+    width = x.shape[2] // groups
+    levels = np.empty(x.shape[2], np.uint8)
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            for c in range(groups):
+                low = high = x[b, h, c * width]
+                for d in range(c * width, c * width + width):
+                    low, high = min(low, x[b, h, d]), max(high, x[b, h, d])
+                step = max(high / f32(15) - low / f32(15), TINY)
+                for d in range(c * width, c * width + width):
+                    level = np.rint(x[b, h, d] / step - low / step)
+                    levels[d] = np.uint8(min(max(level, f32(0)), f32(15)))
+                scale[b, h, c], zero[b, h, c] = step, low
+            for d in range(half):
+                packed[b, h, d] = levels[d] | levels[half + d] << np.uint8(4)
+
+
+@_compiled(fastmath=False)
+def append_int4(k, v, cos, sin, position, k_q, k_scale, k_zero, v_q, v_scale, v_zero):
+    """The same into packed [batch, kv_heads, capacity, head_dim / 2],
+    scales and zeros [batch, kv_heads, capacity, groups]."""
+    if not (_finite(k) and _finite(v)):
+        return False
+    rotated = np.empty(k.shape, np.float32)
+    rotate(k, cos, sin, position, rotated)
+    _to_int4(rotated, k_q[:, :, position], k_scale[:, :, position], k_zero[:, :, position])
+    _to_int4(v, v_q[:, :, position], v_scale[:, :, position], v_zero[:, :, position])
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -464,14 +539,14 @@ def _unpack(packed, scale, zero, first, rows_per_scale, tile):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# int4 with scales per token, read packed: a nibble is scaled in a register and used for two query heads at once.
+# int4 with scales per token, read packed: a nibble is scaled in a register and used for up to four query heads at once.
 # Queries are [heads, 2, groups, width], the low nibbles' half of the head first, and `sums` [heads, 2, groups] are
 # theirs; `keys` and `values` are bytes [tokens, groups, width]; scale and zero [tokens, 2 · groups], or [tokens, 1].
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores1(q, sums, g, keys, scale, zero, s):
-    """s[g, t] = q[g] · (nibbles[t] · scale + zero), for one query head."""
+def _int4_scores1(q, sums, keys, scale, zero, s):
+    """s[0, t] = q[0] · (nibbles[t] · scale + zero), for one query head."""
     groups, both = keys.shape[1], scale.shape[1] > 1
     for t in range(keys.shape[0]):
         total = f32(0)
@@ -481,14 +556,14 @@ def _int4_scores1(q, sums, g, keys, scale, zero, s):
             u = f32(0)
             for j in range(keys.shape[2]):
                 n = np.int32(keys[t, c, j])
-                u += q[g, 0, c, j] * (f32(np.int32(n & 15)) * a) + q[g, 1, c, j] * (f32(np.int32(n >> 4)) * b)
-            total += u + zero[t, c if both else 0] * sums[g, 0, c] + zero[t, high] * sums[g, 1, c]
-        s[g, t] = total
+                u += q[0, 0, c, j] * (f32(np.int32(n & 15)) * a) + q[0, 1, c, j] * (f32(np.int32(n >> 4)) * b)
+            total += u + zero[t, c if both else 0] * sums[0, 0, c] + zero[t, high] * sums[0, 1, c]
+        s[0, t] = total
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores2(q, sums, g, keys, scale, zero, s):
-    """The same for query heads g and g + 1."""
+def _int4_scores2(q, sums, keys, scale, zero, s):
+    """The same for two query heads."""
     groups, both = keys.shape[1], scale.shape[1] > 1
     for t in range(keys.shape[0]):
         total0 = total1 = f32(0)
@@ -499,17 +574,17 @@ def _int4_scores2(q, sums, g, keys, scale, zero, s):
             for j in range(keys.shape[2]):
                 n = np.int32(keys[t, c, j])
                 x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
-                u += q[g, 0, c, j] * x + q[g, 1, c, j] * y
-                v += q[g + 1, 0, c, j] * x + q[g + 1, 1, c, j] * y
+                u += q[0, 0, c, j] * x + q[0, 1, c, j] * y
+                v += q[1, 0, c, j] * x + q[1, 1, c, j] * y
             x, y = zero[t, c if both else 0], zero[t, high]
-            total0 += u + x * sums[g, 0, c] + y * sums[g, 1, c]
-            total1 += v + x * sums[g + 1, 0, c] + y * sums[g + 1, 1, c]
-        s[g, t], s[g + 1, t] = total0, total1
+            total0 += u + x * sums[0, 0, c] + y * sums[0, 1, c]
+            total1 += v + x * sums[1, 0, c] + y * sums[1, 1, c]
+        s[0, t], s[1, t] = total0, total1
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores4(q, sums, g, keys, scale, zero, s):
-    """The same for query heads g … g + 3."""
+def _int4_scores4(q, sums, keys, scale, zero, s):
+    """The same for four query heads."""
     groups, both = keys.shape[1], scale.shape[1] > 1
     for t in range(keys.shape[0]):
         total0 = total1 = total2 = total3 = f32(0)
@@ -520,16 +595,16 @@ def _int4_scores4(q, sums, g, keys, scale, zero, s):
             for j in range(keys.shape[2]):
                 n = np.int32(keys[t, c, j])
                 x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
-                u0 += q[g, 0, c, j] * x + q[g, 1, c, j] * y
-                u1 += q[g + 1, 0, c, j] * x + q[g + 1, 1, c, j] * y
-                u2 += q[g + 2, 0, c, j] * x + q[g + 2, 1, c, j] * y
-                u3 += q[g + 3, 0, c, j] * x + q[g + 3, 1, c, j] * y
+                u0 += q[0, 0, c, j] * x + q[0, 1, c, j] * y
+                u1 += q[1, 0, c, j] * x + q[1, 1, c, j] * y
+                u2 += q[2, 0, c, j] * x + q[2, 1, c, j] * y
+                u3 += q[3, 0, c, j] * x + q[3, 1, c, j] * y
             x, y = zero[t, c if both else 0], zero[t, high]
-            total0 += u0 + x * sums[g, 0, c] + y * sums[g, 1, c]
-            total1 += u1 + x * sums[g + 1, 0, c] + y * sums[g + 1, 1, c]
-            total2 += u2 + x * sums[g + 2, 0, c] + y * sums[g + 2, 1, c]
-            total3 += u3 + x * sums[g + 3, 0, c] + y * sums[g + 3, 1, c]
-        s[g, t], s[g + 1, t], s[g + 2, t], s[g + 3, t] = total0, total1, total2, total3
+            total0 += u0 + x * sums[0, 0, c] + y * sums[0, 1, c]
+            total1 += u1 + x * sums[1, 0, c] + y * sums[1, 1, c]
+            total2 += u2 + x * sums[2, 0, c] + y * sums[2, 1, c]
+            total3 += u3 + x * sums[3, 0, c] + y * sums[3, 1, c]
+        s[0, t], s[1, t], s[2, t], s[3, t] = total0, total1, total2, total3
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -601,7 +676,7 @@ def _int4_values4x2(p, g, values, scale, zero, out):
 
 @_compiled(no_cpython_wrapper=True)
 def _int4_scores(q, packed, scale, zero, s):
-    """Scores of all query heads of a group: q [heads, head_dim], packed [tokens, head_dim / 2]."""
+    """Scores of a group of 1, 2 or 4 query heads: q [heads, head_dim], packed [tokens, head_dim / 2]."""
     groups = max(scale.shape[1] // 2, 1)
     width = packed.shape[1] // groups
     split = q.reshape((q.shape[0], 2, groups, width))
@@ -612,26 +687,25 @@ def _int4_scores(q, packed, scale, zero, s):
             for c in range(groups):
                 for j in range(width):
                     sums[g, half, c] += split[g, half, c, j]
-    whole = q.shape[0] - q.shape[0] % 4
-    for g in range(0, whole, 4):
-        _int4_scores4(split, sums, g, keys, scale, zero, s)
-    for g in range(whole, q.shape[0] - 1, 2):
-        _int4_scores2(split, sums, g, keys, scale, zero, s)
-    if q.shape[0] % 2:
-        _int4_scores1(split, sums, q.shape[0] - 1, keys, scale, zero, s)
+    if q.shape[0] == 4:
+        _int4_scores4(split, sums, keys, scale, zero, s)
+    elif q.shape[0] == 2:
+        _int4_scores2(split, sums, keys, scale, zero, s)
+    else:
+        _int4_scores1(split, sums, keys, scale, zero, s)
 
 
 @_compiled(no_cpython_wrapper=True)
 def _int4_values(p, packed, scale, zero, out):
-    """Weighted values of all query heads of a group: out [heads, head_dim], packed [tokens, head_dim / 2]."""
+    """Weighted values of a group of 1, 2 or 4 query heads: out [heads, head_dim], packed [tokens, head_dim / 2]."""
     groups = max(scale.shape[1] // 2, 1)
     width = packed.shape[1] // groups
     values = packed.reshape((packed.shape[0], groups, width))
     split = out.reshape((out.shape[0], 2, groups, width))
     for g in range(0, out.shape[0] - 1, 2):
         _int4_values4x2(p, g, values, scale, zero, split)
-    if out.shape[0] % 2:
-        _int4_values4(p, out.shape[0] - 1, values, scale, zero, split)
+    if out.shape[0] == 1:
+        _int4_values4(p, 0, values, scale, zero, split)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -701,14 +775,6 @@ def attention(q, factor, k, v, lengths, splits, out, lse):
     _merge(parts, tops, totals, splits, out, lse)
 
 
-@_compiled()
-def rotated_attention(q, cos, sin, position, factor, k, v, splits, out):
-    """The same for a q that is still to be rotated to `position`, over the tokens up to there."""
-    rotated, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
-    rotate(q, cos, sin, position, rotated)
-    attention(rotated, factor, k, v, np.full(q.shape[0], position + 1), splits, out, lse)
-
-
 @_compiled(parallel=ONLY_PRANGE)
 def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse):
     """Keys and values int8, scales float32 [batch, kv_heads, capacity].
@@ -739,12 +805,14 @@ def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
 def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
     """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2].
 
-    Scales and zeros are [batch, kv_heads, rows, columns]. With one row a token the packed numbers are used as they are
-    read; with one for a block of tokens (keys per channel) a tile of them is expanded first, see `_unpack`.
+    Scales and zeros are [batch, kv_heads, rows, columns]. With one row a token, groups of 1, 2 or 4 query heads use the
+    packed numbers as they are read. For other groups a tile of them is expanded first, see `_unpack`, which took 0.8 to
+    0.9× the time; and so it is where a row serves a block of tokens (keys per channel).
     """
     kv_heads, head_dim = k.shape[1], 2 * k.shape[3]
     group = q.shape[1] // kv_heads
     k_rows, v_rows = k.shape[2] // k_scale.shape[2], v.shape[2] // v_scale.shape[2]
+    as_read = group == 1 or group == 2 or group == 4
     tasks = k.shape[0] * kv_heads * splits
     parts = np.zeros((tasks, group, head_dim), np.float32)
     tops = np.full((tasks, group), LOWEST, np.float32)
@@ -757,15 +825,45 @@ def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, s
         for t in range(first, last, INT4_TILE):
             end = min(t + INT4_TILE, last)
             expanded = tile[: end - t]
-            if k_rows == 1:
+            if k_rows == 1 and as_read:
                 _int4_scores(heads, k[b, h, t:end], k_scale[b, h, t:end], k_zero[b, h, t:end], s)
             else:
                 _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded)
                 _scores(heads, expanded, s)
             _softmax(s, end - t, tops[task], totals[task], parts[task])
-            if v_rows == 1:
+            if v_rows == 1 and as_read:
                 _int4_values(s, v[b, h, t:end], v_scale[b, h, t:end], v_zero[b, h, t:end], parts[task])
             else:
                 _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded)
                 _values(s, expanded, parts[task])
     _merge(parts, tops, totals, splits, out, lse)
+
+
+# The same three for a q [batch, q_heads, head_dim] that is still to be rotated to `position`, over the tokens up to
+# there: one launch, and nothing to allocate, for what a decode step asks of a cache.
+
+
+@_compiled(no_cpython_wrapper=True)
+def _single(q, cos, sin, position):
+    """The rotated q, lengths and room for the log-sum-exp."""
+    rotated = np.empty(q.shape, np.float32)
+    rotate(q, cos, sin, position, rotated)
+    return rotated, np.full(q.shape[0], position + 1), np.empty(q.shape[:2], np.float32)
+
+
+@_compiled()
+def attend_float32(q, cos, sin, position, factor, k, v, splits, out):
+    rotated, lengths, lse = _single(q, cos, sin, position)
+    attention(rotated, factor, k, v, lengths, splits, out, lse)
+
+
+@_compiled()
+def attend_int8(q, cos, sin, position, factor, k, k_scale, v, v_scale, splits, out):
+    rotated, lengths, lse = _single(q, cos, sin, position)
+    attention_int8(rotated, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
+
+
+@_compiled()
+def attend_int4(q, cos, sin, position, factor, k, k_scale, k_zero, v, v_scale, v_zero, splits, out):
+    rotated, lengths, lse = _single(q, cos, sin, position)
+    attention_int4(rotated, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse)

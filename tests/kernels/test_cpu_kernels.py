@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from helpers import kernels, rope
+from helpers import kernels, quantize, rope
 
 cpu = kernels.select("cpu")
 
@@ -195,10 +195,62 @@ def test_a_token_appended_and_attended_with_rotation(batch, length):
         rope.rotate(x.double()[:, :, None], cos[place].double(), sin[place].double())[:, :, 0]
         for x in (q, k[:, :, length - 1])
     )
-    store = cpu.RotatedCache(torch.stack((k, poison(k, length - 1))), torch.stack((v, poison(v, length - 1))), cos, sin)
+    store = cpu.SingleToken("float32", [torch.stack((x, poison(x, length - 1))) for x in (k, v)], cos, sin)
     store.append(1, length - 1, k[:, :, place], v[:, :, place])
     k[:, :, length - 1] = turned_k.float()
     assert_same([store.attend(1, length - 1, q[:, :, None])[:, :, 0]], exact(turned_q, k, v, length)[:1])
+
+
+def stored_by_torch(kind, k, v):
+    if kind == "int8":
+        return [part for x in (k, v) for part in quantize.int8_per_token(x)]
+    parts = []
+    for x in (k, v):
+        levels, scale, zero = quantize.per_token(x, 4, 32)
+        parts += [quantize.pack_int4(levels), scale, zero]
+    return parts
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantised_token_has_the_bits_that_torch_gives_it(kind, batch):
+    _, k, v = inputs(batch, 3, 2, 64, 40, 40)
+    k[0, 0, 5], v[0, 0, 6] = 0.0, 1e-42  # nothing to scale by, and too small to divide by
+    cos, sin = rope.tables(40, 64, 10_000.0)
+    expected = stored_by_torch(kind, rope.rotate(k, cos, sin), v)
+    stored = [torch.zeros_like(part)[None] for part in expected]
+    single = cpu.SingleToken(kind, stored, cos, sin)
+    for t in range(40):
+        single.append(0, t, k[:, :, t : t + 1], v[:, :, t : t + 1])
+    for got, want in zip(stored, expected, strict=True):
+        assert torch.equal(got[0], want)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantised_cache_answers_a_query_that_it_rotates(kind, group):
+    q, k, v = inputs(2, 2, group, 64, 90, 77)
+    cos, sin = rope.tables(90, 64, 10_000.0)
+    stored = stored_by_torch(kind, k, v)
+    read = {"int8": cpu.decode_attention_int8, "int4": lambda q, k, ks, kz, v, vs, vz, n: cpu.decode_attention_int4(
+        q, k, ks, v, vs, n, kz, vz)}[kind]  # fmt: skip
+    want = read(rope.rotate(q[:, :, None], cos[76:77], sin[76:77])[:, :, 0], *stored, 77)
+    got = cpu.SingleToken(kind, [part[None] for part in stored], cos, sin).attend(0, 76, q[:, :, None])
+    torch.testing.assert_close(got[:, :, 0], want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_what_is_not_finite_is_refused_and_nothing_written(kind, bad):
+    k = torch.ones(1, 2, 1, 64)
+    stored = [torch.zeros_like(part)[None] for part in stored_by_torch(kind, k, k)]
+    single = cpu.SingleToken(kind, stored, *rope.tables(1, 64, 10_000.0))
+    for place in (0, 1):
+        pair = [k.clone(), k.clone()]
+        pair[place][0, 1, 0, 63] = bad
+        with pytest.raises(ValueError, match="1 of 256 numbers are NaN or infinite"):
+            single.append(0, 0, *pair)
+    assert not any(part.any() for part in stored)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(1, 15), torch.zeros(1, 16).double(), torch.zeros(1, 1, 16)])
@@ -211,8 +263,8 @@ def test_a_bound_loop_refuses_what_does_not_fit_its_weights(x):
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 1, 64), (1, 6, 2, 64), (2, 6, 1, 64), (1, 6, 1, 32)])
-def test_a_rotated_cache_refuses_what_is_not_a_token_of_its_own(shape):
-    store = cpu.RotatedCache(cache(1, 1, 2, 8, 64), cache(1, 1, 2, 8, 64), cache(8, 64), cache(8, 64))
+def test_a_bound_cache_refuses_what_is_not_a_token_of_its_own(shape):
+    store = cpu.SingleToken("float32", [cache(1, 1, 2, 8, 64)] * 2, cache(8, 64), cache(8, 64))
     with pytest.raises(ValueError, match="one token of this cache"):
         store.attend(0, 0, torch.zeros(shape))
     with pytest.raises(ValueError, match="one token of this cache"):
