@@ -4,8 +4,9 @@
     python -m tools.gpu_check --toy              # the same logic without a GPU, in Triton's interpreter, sizes of a toy
 
 First every cache layout against float64; then, with synthetic weights and caches in real geometries, prefill, decode
-against context and batch, attention alone in every precision and with MHA, GQA, MQA and MLA, and a shared prefix read
-once. Bandwidths stand beside that of a copy in the same run. Writes one recording (`helpers.recordings`).
+against context and batch, attention alone and whole steps in every precision and with MHA, GQA, MQA and MLA, and a
+shared prefix read once. Bandwidths stand beside that of a copy in the same run. Writes one recording
+(`helpers.recordings`).
 """
 
 import argparse
@@ -27,8 +28,10 @@ import torch
 import triton
 
 from helpers import device as devices
-from helpers import geometry, graphs, recordings, sizing, timing
+from helpers import experiments, geometry, graphs, recordings, sizing, timing
 from helpers.caches import FullCache
+from helpers.caches.latent import LatentCache
+from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
 from helpers.decoder import Decoder
 from helpers.geometry import Geometry
 from helpers.kernels import cuda
@@ -274,6 +277,54 @@ def fits(check: Check, model: Geometry, context: int, batch: int) -> bool:
     return False
 
 
+def precisions(check: Check, model: Geometry) -> None:
+    """Whole decode steps over the quantised caches of the course, as unit 06 times them."""
+    decoder = make_decoder(check, model)
+    kinds = {"int8": Int8Cache, "int4": functools.partial(Int4TokenCache, group=model.head_dim // 2), "fp8": Fp8Cache}
+    for name, kind in kinds.items():
+        check.release()
+        step_curve(check, decoder, model, f"decode-{name}", name, kind, {})
+
+
+def layouts(check: Check, model: Geometry) -> None:
+    """Whole decode steps of the same model with other heads, as unit 03 times them."""
+    rank, rope = check.plan.latents[0][2:]
+    mla = geometry.MLA(rank, rope, qk_nope_head_dim=model.head_dim, v_head_dim=model.head_dim)
+    half = functools.partial(FullCache, dtype=check.plan.dtype)
+    for name, kind, changes in (
+        ("MHA", half, {"kv_heads": model.q_heads}),
+        ("MQA", half, {"kv_heads": 1}),
+        (
+            "MLA",
+            functools.partial(LatentCache, dtype=check.plan.dtype),
+            {"mla": mla, "kv_heads": model.q_heads, "head_dim": model.head_dim + rope},
+        ),
+    ):
+        check.release()
+        variant = model.replace(name=f"{model.name} with {name}", **changes)
+        decoder = make_decoder(check, variant)
+        step_curve(check, decoder, variant, f"decode-{name.lower()}", name_of(check.plan.dtype), kind, {"layout": name})
+        del decoder
+
+
+def step_curve(check: Check, decoder: Decoder, model: Geometry, id: str, precision: str, kind, conditions) -> None:
+    """Decode steps over a cache of `kind`, one captured at each context."""
+    plan = check.plan
+    contexts = [context for context in plan.contexts if context <= 4 * plan.batch_context]
+    contexts = [context for context in contexts if fits(check, model, context, 1)]
+    cache = kind(model, round_up(max(contexts) + 1), device=check.device, backend=check.backend)
+    if getattr(cache, "fused", True):
+        cache.kernels = cuda
+        point = experiments.DecodeStep(decoder, cache)
+        steps = {context: point.at(context) for context in contexts}
+        check.curve(
+            id, f"decode, {model.name}, {precision} cache, batch 1", steps, point.bytes_at, model=model.name,
+            dtype=name_of(plan.dtype), cache=precision, batch=1, weights="synthetic", **conditions,
+        )  # fmt: skip
+    else:
+        check.note(f"{id}: left out, this device has no kernel that reads {precision}")
+
+
 def prefill(check: Check, model: Geometry) -> None:
     """Prompts of several lengths: time to first token without queueing."""
     plan, decoder = check.plan, make_decoder(check, model)
@@ -450,6 +501,8 @@ def run(plan: Plan, device: torch.device) -> Check:
     check.section("attention in every precision", lambda: attention(check, model))
     check.section("attention with other heads", lambda: heads(check, model))
     check.section("a shared prefix", lambda: shared_prefix(check, model))
+    check.section("whole steps in every precision", lambda: precisions(check, model))
+    check.section("whole steps with other heads", lambda: layouts(check, model))
     if plan.sliced:
         check.section(f"a slice of {plan.sliced.name}", lambda: large_model(check))
     return check

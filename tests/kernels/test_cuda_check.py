@@ -40,6 +40,8 @@ def test_a_rehearsal_on_a_bare_machine_writes_a_recording(tmp_path):
     ids = {one["id"] for one in recording["series"]}
     assert {"decode-batch-1", "decode-against-batch", "prefill", "prefix-shared", "prefix-copied"} <= ids
     assert {f"attention-{name}" for name in ("full", "fp8", "int8", "int4", "mha", "mqa", "mla-4-heads")} <= ids
+    assert {f"decode-{name}" for name in ("int8", "int4", "mha", "mqa", "mla")} <= ids
+    assert any("no kernel that reads fp8" in note for note in recording["notes"])  # a storage format on a CPU
     assert recordings.curve(recording, "decode-against-batch")[0] == [1, 2]
     assert len(recording["checks"]) >= 9
     assert all(check["error"] <= check["tolerance"] for check in recording["checks"])
