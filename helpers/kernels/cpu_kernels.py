@@ -1,9 +1,10 @@
 """The compiled loops behind `helpers.kernels.cpu`: what a core does with the bytes that a decode step streams.
 
-A loop can run as fast as memory delivers only if the core has enough independent work. Hence the three habits here:
-several rows or tokens at a time (independent sums, so that one addition need not wait for the one before), query heads
-that share a KV head in one pass (a cached number is loaded and converted once for up to three heads), and an
-exponential made of multiplications, which LLVM vectorises, where a call to `exp` would be one number at a time.
+A loop can run as fast as memory delivers only if the core has enough independent work, and its prefetching a long run
+to follow. Hence the habits here: several rows or tokens at a time (independent sums, so that one addition need not wait
+for the one before), taken from long stretches side by side and not from next to each other; query heads that share a
+KV head in one pass (a cached number is loaded and converted once for up to four heads); and an exponential made of
+multiplications, which LLVM vectorises, where a call to `exp` would be one number at a time.
 
 All of it lives in one file because numba's on-disk cache notices a change only in the file of the outermost function.
 """
@@ -13,10 +14,11 @@ import numpy as np
 from numba import prange
 
 f32 = np.float32
-# Tokens whose keys are read in one stretch, then their values. Long enough for the hardware's prefetching to pay.
-TILE = 256
-# The same for int4, whose numbers are expanded to float32 first: these have to stay in a core's first-level cache.
-INT4_TILE = 64
+# Tokens whose keys are read, in two or four stretches side by side, then their values. Long, for the sake of the
+# hardware's prefetching; their scores have to stay in a core's cache.
+TILE = 2048
+# The same where int4 numbers are expanded to float32 first: these have to stay in the first-level cache.
+EXPANDED_TILE = 64
 LOG2_E = f32(1.4426950408889634)
 LN_2 = f32(0.6931471805599453)
 LARGEST, TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
@@ -325,17 +327,18 @@ def append_int4(k, v, cos, sin, position, k_q, k_scale, k_zero, v_q, v_scale, v_
 @_compiled(no_cpython_wrapper=True)
 def _scores1(q, g, keys, first, s):
     """s[g, t] = q[g] · keys[t] for t ≥ first: one query head, four tokens at a time."""
-    whole = keys.shape[0] - (keys.shape[0] - first) % 4
-    for t in range(first, whole, 4):
+    apart = (keys.shape[0] - first) // 4
+    for t in range(first, first + apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
         a = b = c = e = f32(0)
         for d in range(q.shape[1]):
             n = q[g, d]
             a += n * f32(keys[t, d])
-            b += n * f32(keys[t + 1, d])
-            c += n * f32(keys[t + 2, d])
-            e += n * f32(keys[t + 3, d])
-        s[g, t], s[g, t + 1], s[g, t + 2], s[g, t + 3] = a, b, c, e
-    for t in range(whole, keys.shape[0]):
+            b += n * f32(keys[t1, d])
+            c += n * f32(keys[t2, d])
+            e += n * f32(keys[t3, d])
+        s[g, t], s[g, t1], s[g, t2], s[g, t3] = a, b, c, e
+    for t in range(first + 4 * apart, keys.shape[0]):
         a = f32(0)
         for d in range(q.shape[1]):
             a += q[g, d] * f32(keys[t, d])
@@ -345,54 +348,80 @@ def _scores1(q, g, keys, first, s):
 @_compiled(no_cpython_wrapper=True)
 def _scores2(q, g, keys, s):
     """Query heads g and g + 1, two tokens at a time."""
-    whole = keys.shape[0] - keys.shape[0] % 2
-    for t in range(0, whole, 2):
+    apart = keys.shape[0] // 2
+    for t in range(apart):
+        t1 = t + apart
         a0 = a1 = b0 = b1 = f32(0)
         for d in range(q.shape[1]):
-            k0, k1 = f32(keys[t, d]), f32(keys[t + 1, d])
+            k0, k1 = f32(keys[t, d]), f32(keys[t1, d])
             a0 += q[g, d] * k0
             a1 += q[g, d] * k1
             b0 += q[g + 1, d] * k0
             b1 += q[g + 1, d] * k1
-        s[g, t], s[g, t + 1], s[g + 1, t], s[g + 1, t + 1] = a0, a1, b0, b1
+        s[g, t], s[g, t1], s[g + 1, t], s[g + 1, t1] = a0, a1, b0, b1
     for head in range(g, g + 2):
-        _scores1(q, head, keys, whole, s)
+        _scores1(q, head, keys, 2 * apart, s)
 
 
 @_compiled(no_cpython_wrapper=True)
 def _scores3(q, g, keys, s):
     """Query heads g … g + 2, two tokens at a time."""
-    whole = keys.shape[0] - keys.shape[0] % 2
-    for t in range(0, whole, 2):
+    apart = keys.shape[0] // 2
+    for t in range(apart):
+        t1 = t + apart
         a0 = a1 = b0 = b1 = c0 = c1 = f32(0)
         for d in range(q.shape[1]):
-            k0, k1 = f32(keys[t, d]), f32(keys[t + 1, d])
+            k0, k1 = f32(keys[t, d]), f32(keys[t1, d])
             a0 += q[g, d] * k0
             a1 += q[g, d] * k1
             b0 += q[g + 1, d] * k0
             b1 += q[g + 1, d] * k1
             c0 += q[g + 2, d] * k0
             c1 += q[g + 2, d] * k1
-        s[g, t], s[g, t + 1], s[g + 1, t] = a0, a1, b0
-        s[g + 1, t + 1], s[g + 2, t], s[g + 2, t + 1] = b1, c0, c1
+        s[g, t], s[g, t1], s[g + 1, t] = a0, a1, b0
+        s[g + 1, t1], s[g + 2, t], s[g + 2, t1] = b1, c0, c1
     for head in range(g, g + 3):
-        _scores1(q, head, keys, whole, s)
+        _scores1(q, head, keys, 2 * apart, s)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _scores4(q, g, keys, s):
+    """Query heads g … g + 3, two tokens at a time."""
+    apart = keys.shape[0] // 2
+    for t in range(apart):
+        t1 = t + apart
+        a0 = a1 = b0 = b1 = c0 = c1 = e0 = e1 = f32(0)
+        for d in range(q.shape[1]):
+            k0, k1 = f32(keys[t, d]), f32(keys[t1, d])
+            a0 += q[g, d] * k0
+            a1 += q[g, d] * k1
+            b0 += q[g + 1, d] * k0
+            b1 += q[g + 1, d] * k1
+            c0 += q[g + 2, d] * k0
+            c1 += q[g + 2, d] * k1
+            e0 += q[g + 3, d] * k0
+            e1 += q[g + 3, d] * k1
+        s[g, t], s[g, t1], s[g + 1, t], s[g + 1, t1] = a0, a1, b0, b1
+        s[g + 2, t], s[g + 2, t1], s[g + 3, t], s[g + 3, t1] = c0, c1, e0, e1
+    for head in range(g, g + 4):
+        _scores1(q, head, keys, 2 * apart, s)
 
 
 @_compiled(no_cpython_wrapper=True)
 def _values1(p, g, values, first, out):
     """out[g] += Σ p[g, t] · values[t] for t ≥ first: one query head, eight tokens each time `out` is touched."""
-    whole = values.shape[0] - (values.shape[0] - first) % 8
-    for t in range(first, whole, 8):
-        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
-        p4, p5, p6, p7 = p[g, t + 4], p[g, t + 5], p[g, t + 6], p[g, t + 7]
+    apart = (values.shape[0] - first) // 8 * 2
+    for t in range(first, first + apart, 2):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t1], p[g, t1 + 1]
+        p4, p5, p6, p7 = p[g, t2], p[g, t2 + 1], p[g, t3], p[g, t3 + 1]
         for d in range(out.shape[1]):
             a = p0 * f32(values[t, d]) + p1 * f32(values[t + 1, d])
-            b = p2 * f32(values[t + 2, d]) + p3 * f32(values[t + 3, d])
-            c = p4 * f32(values[t + 4, d]) + p5 * f32(values[t + 5, d])
-            e = p6 * f32(values[t + 6, d]) + p7 * f32(values[t + 7, d])
+            b = p2 * f32(values[t1, d]) + p3 * f32(values[t1 + 1, d])
+            c = p4 * f32(values[t2, d]) + p5 * f32(values[t2 + 1, d])
+            e = p6 * f32(values[t3, d]) + p7 * f32(values[t3 + 1, d])
             out[g, d] += (a + b) + (c + e)
-    for t in range(whole, values.shape[0]):
+    for t in range(first + 4 * apart, values.shape[0]):
         for d in range(out.shape[1]):
             out[g, d] += p[g, t] * f32(values[t, d])
 
@@ -400,30 +429,32 @@ def _values1(p, g, values, first, out):
 @_compiled(no_cpython_wrapper=True)
 def _values2(p, g, values, out):
     """Query heads g and g + 1, four tokens at a time."""
-    whole = values.shape[0] - values.shape[0] % 4
-    for t in range(0, whole, 4):
-        a0, a1, a2, a3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
-        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
+    apart = values.shape[0] // 4
+    for t in range(apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        a0, a1, a2, a3 = p[g, t], p[g, t1], p[g, t2], p[g, t3]
+        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t1], p[g + 1, t2], p[g + 1, t3]
         for d in range(out.shape[1]):
-            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t + 1, d]), f32(values[t + 2, d]), f32(values[t + 3, d])
+            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t1, d]), f32(values[t2, d]), f32(values[t3, d])
             a = a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
             b = b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
             out[g, d] += a
             out[g + 1, d] += b
     for head in range(g, g + 2):
-        _values1(p, head, values, whole, out)
+        _values1(p, head, values, 4 * apart, out)
 
 
 @_compiled(no_cpython_wrapper=True)
 def _values3(p, g, values, out):
     """Query heads g … g + 2, four tokens at a time."""
-    whole = values.shape[0] - values.shape[0] % 4
-    for t in range(0, whole, 4):
-        a0, a1, a2, a3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
-        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
-        c0, c1, c2, c3 = p[g + 2, t], p[g + 2, t + 1], p[g + 2, t + 2], p[g + 2, t + 3]
+    apart = values.shape[0] // 4
+    for t in range(apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        a0, a1, a2, a3 = p[g, t], p[g, t1], p[g, t2], p[g, t3]
+        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t1], p[g + 1, t2], p[g + 1, t3]
+        c0, c1, c2, c3 = p[g + 2, t], p[g + 2, t1], p[g + 2, t2], p[g + 2, t3]
         for d in range(out.shape[1]):
-            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t + 1, d]), f32(values[t + 2, d]), f32(values[t + 3, d])
+            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t1, d]), f32(values[t2, d]), f32(values[t3, d])
             a = a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
             b = b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
             c = c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
@@ -431,7 +462,31 @@ def _values3(p, g, values, out):
             out[g + 1, d] += b
             out[g + 2, d] += c
     for head in range(g, g + 3):
-        _values1(p, head, values, whole, out)
+        _values1(p, head, values, 4 * apart, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _values4(p, g, values, out):
+    """Query heads g … g + 3, four tokens at a time."""
+    apart = values.shape[0] // 4
+    for t in range(apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        a0, a1, a2, a3 = p[g, t], p[g, t1], p[g, t2], p[g, t3]
+        b0, b1, b2, b3 = p[g + 1, t], p[g + 1, t1], p[g + 1, t2], p[g + 1, t3]
+        c0, c1, c2, c3 = p[g + 2, t], p[g + 2, t1], p[g + 2, t2], p[g + 2, t3]
+        e0, e1, e2, e3 = p[g + 3, t], p[g + 3, t1], p[g + 3, t2], p[g + 3, t3]
+        for d in range(out.shape[1]):
+            v0, v1, v2, v3 = f32(values[t, d]), f32(values[t1, d]), f32(values[t2, d]), f32(values[t3, d])
+            a = a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+            b = b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+            c = c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
+            e = e0 * v0 + e1 * v1 + e2 * v2 + e3 * v3
+            out[g, d] += a
+            out[g + 1, d] += b
+            out[g + 2, d] += c
+            out[g + 3, d] += e
+    for head in range(g, g + 4):
+        _values1(p, head, values, 4 * apart, out)
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -439,10 +494,13 @@ def _scores(q, keys, s):
     """s[g, t] = q[g] · keys[t] for all query heads of a group."""
     heads = q.shape[0]
     g = 0
-    while heads - g == 3 or heads - g >= 5:
+    while heads - g >= 4:
+        _scores4(q, g, keys, s)
+        g += 4
+    if heads - g == 3:
         _scores3(q, g, keys, s)
         g += 3
-    while heads - g >= 2:
+    if heads - g == 2:
         _scores2(q, g, keys, s)
         g += 2
     if g < heads:
@@ -454,14 +512,30 @@ def _values(p, values, out):
     """out[g] += Σ p[g, t] · values[t] for all query heads of a group."""
     heads = p.shape[0]
     g = 0
-    while heads - g == 3 or heads - g >= 5:
+    while heads - g >= 4:
+        _values4(p, g, values, out)
+        g += 4
+    if heads - g == 3:
         _values3(p, g, values, out)
         g += 3
-    while heads - g >= 2:
+    if heads - g == 2:
         _values2(p, g, values, out)
         g += 2
     if g < heads:
         _values1(p, g, values, 0, out)
+
+
+@_compiled(no_cpython_wrapper=True)
+def _highest(s, g, tokens):
+    """The largest of s[g, :tokens], in four strands: LLVM takes a maximum one number at a time, behind one another."""
+    a = b = c = e = LOWEST
+    whole = tokens - tokens % 4
+    for t in range(0, whole, 4):
+        a, b = max(a, s[g, t]), max(b, s[g, t + 1])
+        c, e = max(c, s[g, t + 2]), max(e, s[g, t + 3])
+    for t in range(whole, tokens):
+        a = max(a, s[g, t])
+    return max(max(a, b), max(c, e))
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -471,9 +545,7 @@ def _softmax(s, tokens, top, total, out):
     When the maximum rises, what was summed under the old one is scaled down.
     """
     for g in range(s.shape[0]):
-        highest = top[g]
-        for t in range(tokens):
-            highest = max(highest, s[g, t])
+        highest = max(top[g], _highest(s, g, tokens))
         if highest > top[g]:
             shrink = _exp2(top[g] - highest)
             total[g] *= shrink
@@ -539,173 +611,175 @@ def _unpack(packed, scale, zero, first, rows_per_scale, tile):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# int4 with scales per token, read packed: a nibble is scaled in a register and used for up to four query heads at once.
-# Queries are [heads, 2, groups, width], the low nibbles' half of the head first, and `sums` [heads, 2, groups] are
-# theirs; `keys` and `values` are bytes [tokens, groups, width]; scale and zero [tokens, 2 · groups], or [tokens, 1].
+# int4 with scales per token, read packed: a nibble is converted once, in a register, for up to two query heads. `low`
+# and `high` are the halves of q or of the output that belong to low and high nibbles, [heads, head_dim / 2] each, in
+# arrays of their own: of two halves of one array LLVM cannot tell that they do not overlap, and takes one number at a
+# time.
+# `keys` and `values` are bytes [tokens, head_dim / 2]; scale and zero [tokens, 2] (one for each half), or [tokens, 1].
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores1(q, sums, keys, scale, zero, s):
-    """s[0, t] = q[0] · (nibbles[t] · scale + zero), for one query head."""
-    groups, both = keys.shape[1], scale.shape[1] > 1
-    for t in range(keys.shape[0]):
-        total = f32(0)
-        for c in range(groups):
-            high = groups + c if both else 0
-            a, b = scale[t, c if both else 0], scale[t, high]
-            u = f32(0)
-            for j in range(keys.shape[2]):
-                n = np.int32(keys[t, c, j])
-                u += q[0, 0, c, j] * (f32(np.int32(n & 15)) * a) + q[0, 1, c, j] * (f32(np.int32(n >> 4)) * b)
-            total += u + zero[t, c if both else 0] * sums[0, 0, c] + zero[t, high] * sums[0, 1, c]
-        s[0, t] = total
+def _int4_scores1(low, high, sums, g, keys, scale, zero, first, s):
+    """s[g, t] = q[g] · (nibbles[t] · scale + zero) for t ≥ first: one query head, two tokens at a time.
+
+    `sums` [heads, 2] are those of low and high, since q · zero needs no more of q.
+    """
+    last = scale.shape[1] - 1
+    apart = (keys.shape[0] - first) // 2
+    for t in range(first, first + apart):
+        t1 = t + apart
+        a, b, a1, b1 = scale[t, 0], scale[t, last], scale[t1, 0], scale[t1, last]
+        u = u1 = f32(0)
+        for j in range(keys.shape[1]):
+            n, n1 = np.int32(keys[t, j]), np.int32(keys[t1, j])
+            u += low[g, j] * (f32(np.int32(n & 15)) * a) + high[g, j] * (f32(np.int32(n >> 4)) * b)
+            u1 += low[g, j] * (f32(np.int32(n1 & 15)) * a1) + high[g, j] * (f32(np.int32(n1 >> 4)) * b1)
+        s[g, t] = u + sums[g, 0] * zero[t, 0] + sums[g, 1] * zero[t, last]
+        s[g, t1] = u1 + sums[g, 0] * zero[t1, 0] + sums[g, 1] * zero[t1, last]
+    for t in range(first + 2 * apart, keys.shape[0]):
+        u = sums[g, 0] * zero[t, 0] + sums[g, 1] * zero[t, last]
+        for j in range(keys.shape[1]):
+            n = np.int32(keys[t, j])
+            u += low[g, j] * f32(np.int32(n & 15)) * scale[t, 0] + high[g, j] * f32(np.int32(n >> 4)) * scale[t, last]
+        s[g, t] = u
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores2(q, sums, keys, scale, zero, s):
-    """The same for two query heads."""
-    groups, both = keys.shape[1], scale.shape[1] > 1
-    for t in range(keys.shape[0]):
-        total0 = total1 = f32(0)
-        for c in range(groups):
-            high = groups + c if both else 0
-            a, b = scale[t, c if both else 0], scale[t, high]
-            u = v = f32(0)
-            for j in range(keys.shape[2]):
-                n = np.int32(keys[t, c, j])
-                x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
-                u += q[0, 0, c, j] * x + q[0, 1, c, j] * y
-                v += q[1, 0, c, j] * x + q[1, 1, c, j] * y
-            x, y = zero[t, c if both else 0], zero[t, high]
-            total0 += u + x * sums[0, 0, c] + y * sums[0, 1, c]
-            total1 += v + x * sums[1, 0, c] + y * sums[1, 1, c]
-        s[0, t], s[1, t] = total0, total1
+def _int4_scores2(low, high, sums, g, keys, scale, zero, s):
+    """Query heads g and g + 1, two tokens at a time."""
+    last = scale.shape[1] - 1
+    apart = keys.shape[0] // 2
+    for t in range(apart):
+        t1 = t + apart
+        a, b, a1, b1 = scale[t, 0], scale[t, last], scale[t1, 0], scale[t1, last]
+        u = u1 = v = v1 = f32(0)
+        for j in range(keys.shape[1]):
+            n, n1 = np.int32(keys[t, j]), np.int32(keys[t1, j])
+            x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
+            x1, y1 = f32(np.int32(n1 & 15)) * a1, f32(np.int32(n1 >> 4)) * b1
+            u += low[g, j] * x + high[g, j] * y
+            u1 += low[g, j] * x1 + high[g, j] * y1
+            v += low[g + 1, j] * x + high[g + 1, j] * y
+            v1 += low[g + 1, j] * x1 + high[g + 1, j] * y1
+        a, b, a1, b1 = zero[t, 0], zero[t, last], zero[t1, 0], zero[t1, last]
+        s[g, t], s[g, t1] = u + sums[g, 0] * a + sums[g, 1] * b, u1 + sums[g, 0] * a1 + sums[g, 1] * b1
+        g1 = g + 1
+        s[g1, t], s[g1, t1] = v + sums[g1, 0] * a + sums[g1, 1] * b, v1 + sums[g1, 0] * a1 + sums[g1, 1] * b1
+    for head in range(g, g + 2):
+        _int4_scores1(low, high, sums, head, keys, scale, zero, 2 * apart, s)
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores4(q, sums, keys, scale, zero, s):
-    """The same for four query heads."""
-    groups, both = keys.shape[1], scale.shape[1] > 1
-    for t in range(keys.shape[0]):
-        total0 = total1 = total2 = total3 = f32(0)
-        for c in range(groups):
-            high = groups + c if both else 0
-            a, b = scale[t, c if both else 0], scale[t, high]
-            u0 = u1 = u2 = u3 = f32(0)
-            for j in range(keys.shape[2]):
-                n = np.int32(keys[t, c, j])
-                x, y = f32(np.int32(n & 15)) * a, f32(np.int32(n >> 4)) * b
-                u0 += q[0, 0, c, j] * x + q[0, 1, c, j] * y
-                u1 += q[1, 0, c, j] * x + q[1, 1, c, j] * y
-                u2 += q[2, 0, c, j] * x + q[2, 1, c, j] * y
-                u3 += q[3, 0, c, j] * x + q[3, 1, c, j] * y
-            x, y = zero[t, c if both else 0], zero[t, high]
-            total0 += u0 + x * sums[0, 0, c] + y * sums[0, 1, c]
-            total1 += u1 + x * sums[1, 0, c] + y * sums[1, 1, c]
-            total2 += u2 + x * sums[2, 0, c] + y * sums[2, 1, c]
-            total3 += u3 + x * sums[3, 0, c] + y * sums[3, 1, c]
-        s[0, t], s[1, t], s[2, t], s[3, t] = total0, total1, total2, total3
-
-
-@_compiled(no_cpython_wrapper=True)
-def _int4_values1(p, g, values, scale, zero, first, out):
-    """out[g] += Σ p[g, t] · (nibbles[t] · scale + zero) for t ≥ first, for one query head."""
-    groups, both = values.shape[1], scale.shape[1] > 1
+def _int4_values1(p, g, values, scale, zero, first, low, high):
+    """(low, high)[g] += Σ p[g, t] · (nibbles[t] · scale + zero) for t ≥ first: one query head, four tokens at once."""
+    last = scale.shape[1] - 1
+    apart = (values.shape[0] - first) // 4
+    x = y = f32(0)
     for t in range(first, values.shape[0]):
-        for c in range(groups):
-            low, high = (c, groups + c) if both else (0, 0)
-            a, b = p[g, t] * scale[t, low], p[g, t] * scale[t, high]
-            x, y = p[g, t] * zero[t, low], p[g, t] * zero[t, high]
-            for j in range(values.shape[2]):
-                out[g, 0, c, j] += f32(np.int32(np.int32(values[t, c, j]) & 15)) * a + x
-            for j in range(values.shape[2]):
-                out[g, 1, c, j] += f32(np.int32(np.int32(values[t, c, j]) >> 4)) * b + y
+        x += p[g, t] * zero[t, 0]
+        y += p[g, t] * zero[t, last]
+    for t in range(first, first + apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        p0, p1, p2, p3 = p[g, t], p[g, t1], p[g, t2], p[g, t3]
+        a0, a1, a2, a3 = p0 * scale[t, 0], p1 * scale[t1, 0], p2 * scale[t2, 0], p3 * scale[t3, 0]
+        b0, b1, b2, b3 = p0 * scale[t, last], p1 * scale[t1, last], p2 * scale[t2, last], p3 * scale[t3, last]
+        for j in range(values.shape[1]):
+            n0, n1 = np.int32(values[t, j]), np.int32(values[t1, j])
+            n2, n3 = np.int32(values[t2, j]), np.int32(values[t3, j])
+            l0, l1 = f32(np.int32(n0 & 15)), f32(np.int32(n1 & 15))
+            l2, l3 = f32(np.int32(n2 & 15)), f32(np.int32(n3 & 15))
+            h0, h1 = f32(np.int32(n0 >> 4)), f32(np.int32(n1 >> 4))
+            h2, h3 = f32(np.int32(n2 >> 4)), f32(np.int32(n3 >> 4))
+            low[g, j] += (l0 * a0 + l1 * a1) + (l2 * a2 + l3 * a3)
+            high[g, j] += (h0 * b0 + h1 * b1) + (h2 * b2 + h3 * b3)
+    for t in range(first + 4 * apart, values.shape[0]):
+        a, b = p[g, t] * scale[t, 0], p[g, t] * scale[t, last]
+        for j in range(values.shape[1]):
+            n = np.int32(values[t, j])
+            low[g, j] += f32(np.int32(n & 15)) * a
+            high[g, j] += f32(np.int32(n >> 4)) * b
+    for j in range(values.shape[1]):
+        low[g, j] += x
+        high[g, j] += y
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_values4(p, g, values, scale, zero, out):
-    """The same, four tokens each time `out` is touched; their zeros are added up first."""
-    groups, both = values.shape[1], scale.shape[1] > 1
-    whole = values.shape[0] - values.shape[0] % 4
-    for t in range(0, whole, 4):
-        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
-        for half in range(2):
-            shift = 4 * half
-            for c in range(groups):
-                i = (half * groups + c) if both else 0
-                a0, a1 = p0 * scale[t, i], p1 * scale[t + 1, i]
-                a2, a3 = p2 * scale[t + 2, i], p3 * scale[t + 3, i]
-                shared = p0 * zero[t, i] + p1 * zero[t + 1, i] + p2 * zero[t + 2, i] + p3 * zero[t + 3, i]
-                for j in range(values.shape[2]):
-                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15))
-                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15))
-                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15))
-                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15))
-                    out[g, half, c, j] += (n0 * a0 + n1 * a1) + (n2 * a2 + n3 * a3) + shared
-    _int4_values1(p, g, values, scale, zero, whole, out)
+def _int4_values2(p, g, values, scale, zero, low, high):
+    """Query heads g and g + 1."""
+    last = scale.shape[1] - 1
+    apart = values.shape[0] // 4
+    g1 = g + 1
+    x = y = x1 = y1 = f32(0)
+    for t in range(4 * apart):
+        x += p[g, t] * zero[t, 0]
+        y += p[g, t] * zero[t, last]
+        x1 += p[g1, t] * zero[t, 0]
+        y1 += p[g1, t] * zero[t, last]
+    for t in range(apart):
+        t1, t2, t3 = t + apart, t + 2 * apart, t + 3 * apart
+        s0, s1, s2, s3 = scale[t, 0], scale[t1, 0], scale[t2, 0], scale[t3, 0]
+        z0, z1, z2, z3 = scale[t, last], scale[t1, last], scale[t2, last], scale[t3, last]
+        a0, a1, a2, a3 = p[g, t] * s0, p[g, t1] * s1, p[g, t2] * s2, p[g, t3] * s3
+        b0, b1, b2, b3 = p[g, t] * z0, p[g, t1] * z1, p[g, t2] * z2, p[g, t3] * z3
+        c0, c1, c2, c3 = p[g1, t] * s0, p[g1, t1] * s1, p[g1, t2] * s2, p[g1, t3] * s3
+        e0, e1, e2, e3 = p[g1, t] * z0, p[g1, t1] * z1, p[g1, t2] * z2, p[g1, t3] * z3
+        for j in range(values.shape[1]):
+            n0, n1 = np.int32(values[t, j]), np.int32(values[t1, j])
+            n2, n3 = np.int32(values[t2, j]), np.int32(values[t3, j])
+            l0, l1 = f32(np.int32(n0 & 15)), f32(np.int32(n1 & 15))
+            l2, l3 = f32(np.int32(n2 & 15)), f32(np.int32(n3 & 15))
+            h0, h1 = f32(np.int32(n0 >> 4)), f32(np.int32(n1 >> 4))
+            h2, h3 = f32(np.int32(n2 >> 4)), f32(np.int32(n3 >> 4))
+            low[g, j] += (l0 * a0 + l1 * a1) + (l2 * a2 + l3 * a3)
+            high[g, j] += (h0 * b0 + h1 * b1) + (h2 * b2 + h3 * b3)
+            low[g1, j] += (l0 * c0 + l1 * c1) + (l2 * c2 + l3 * c3)
+            high[g1, j] += (h0 * e0 + h1 * e1) + (h2 * e2 + h3 * e3)
+    for j in range(values.shape[1]):
+        low[g, j] += x
+        high[g, j] += y
+        low[g1, j] += x1
+        high[g1, j] += y1
+    for head in range(g, g + 2):
+        _int4_values1(p, head, values, scale, zero, 4 * apart, low, high)
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_values4x2(p, g, values, scale, zero, out):
-    """The same for query heads g and g + 1: a nibble is converted and scaled once."""
-    groups, both = values.shape[1], scale.shape[1] > 1
-    whole = values.shape[0] - values.shape[0] % 4
-    for t in range(0, whole, 4):
-        p0, p1, p2, p3 = p[g, t], p[g, t + 1], p[g, t + 2], p[g, t + 3]
-        q0, q1, q2, q3 = p[g + 1, t], p[g + 1, t + 1], p[g + 1, t + 2], p[g + 1, t + 3]
-        for half in range(2):
-            shift = 4 * half
-            for c in range(groups):
-                i = (half * groups + c) if both else 0
-                s0, s1, s2, s3 = scale[t, i], scale[t + 1, i], scale[t + 2, i], scale[t + 3, i]
-                a0, a1, a2, a3 = p0 * s0, p1 * s1, p2 * s2, p3 * s3
-                b0, b1, b2, b3 = q0 * s0, q1 * s1, q2 * s2, q3 * s3
-                z0, z1, z2, z3 = zero[t, i], zero[t + 1, i], zero[t + 2, i], zero[t + 3, i]
-                x = p0 * z0 + p1 * z1 + p2 * z2 + p3 * z3
-                y = q0 * z0 + q1 * z1 + q2 * z2 + q3 * z3
-                for j in range(values.shape[2]):
-                    n0 = f32(np.int32((np.int32(values[t, c, j]) >> shift) & 15))
-                    n1 = f32(np.int32((np.int32(values[t + 1, c, j]) >> shift) & 15))
-                    n2 = f32(np.int32((np.int32(values[t + 2, c, j]) >> shift) & 15))
-                    n3 = f32(np.int32((np.int32(values[t + 3, c, j]) >> shift) & 15))
-                    out[g, half, c, j] += (n0 * a0 + n1 * a1) + (n2 * a2 + n3 * a3) + x
-                    out[g + 1, half, c, j] += (n0 * b0 + n1 * b1) + (n2 * b2 + n3 * b3) + y
-    _int4_values1(p, g, values, scale, zero, whole, out)
-    _int4_values1(p, g + 1, values, scale, zero, whole, out)
+def _halves(q):
+    """q [heads, head_dim] → its two halves, and the sums of their rows [heads, 2]."""
+    heads, half = q.shape[0], q.shape[1] // 2
+    low, high = np.empty((heads, half), np.float32), np.empty((heads, half), np.float32)
+    sums = np.zeros((heads, 2), np.float32)
+    for g in range(heads):
+        for j in range(half):
+            low[g, j], high[g, j] = q[g, j], q[g, half + j]
+            sums[g, 0] += low[g, j]
+            sums[g, 1] += high[g, j]
+    return low, high, sums
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_scores(q, packed, scale, zero, s):
-    """Scores of a group of 1, 2 or 4 query heads: q [heads, head_dim], packed [tokens, head_dim / 2]."""
-    groups = max(scale.shape[1] // 2, 1)
-    width = packed.shape[1] // groups
-    split = q.reshape((q.shape[0], 2, groups, width))
-    keys = packed.reshape((packed.shape[0], groups, width))
-    sums = np.zeros((q.shape[0], 2, groups), np.float32)
-    for g in range(q.shape[0]):
-        for half in range(2):
-            for c in range(groups):
-                for j in range(width):
-                    sums[g, half, c] += split[g, half, c, j]
-    if q.shape[0] == 4:
-        _int4_scores4(split, sums, keys, scale, zero, s)
-    elif q.shape[0] == 2:
-        _int4_scores2(split, sums, keys, scale, zero, s)
-    else:
-        _int4_scores1(split, sums, keys, scale, zero, s)
+def _int4_scores(low, high, sums, keys, scale, zero, s):
+    """Scores of all query heads of a group."""
+    heads = low.shape[0]
+    for g in range(0, heads - 1, 2):
+        _int4_scores2(low, high, sums, g, keys, scale, zero, s)
+    if heads % 2:
+        _int4_scores1(low, high, sums, heads - 1, keys, scale, zero, 0, s)
 
 
 @_compiled(no_cpython_wrapper=True)
-def _int4_values(p, packed, scale, zero, out):
-    """Weighted values of a group of 1, 2 or 4 query heads: out [heads, head_dim], packed [tokens, head_dim / 2]."""
-    groups = max(scale.shape[1] // 2, 1)
-    width = packed.shape[1] // groups
-    values = packed.reshape((packed.shape[0], groups, width))
-    split = out.reshape((out.shape[0], 2, groups, width))
-    for g in range(0, out.shape[0] - 1, 2):
-        _int4_values4x2(p, g, values, scale, zero, split)
-    if out.shape[0] == 1:
-        _int4_values4(p, 0, values, scale, zero, split)
+def _int4_values(p, values, scale, zero, out):
+    """out[g] += Σ p[g, t] · values[t] for all query heads of a group; out [heads, head_dim]."""
+    heads, half = out.shape[0], values.shape[1]
+    low, high = np.zeros((heads, half), np.float32), np.zeros((heads, half), np.float32)
+    for g in range(0, heads - 1, 2):
+        _int4_values2(p, g, values, scale, zero, low, high)
+    if heads % 2:
+        _int4_values1(p, heads - 1, values, scale, zero, 0, low, high)
+    for g in range(heads):
+        for j in range(half):
+            out[g, j] += low[g, j]
+            out[g, half + j] += high[g, j]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -805,14 +879,16 @@ def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
 def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
     """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2].
 
-    Scales and zeros are [batch, kv_heads, rows, columns]. With one row a token, groups of 1, 2 or 4 query heads use the
-    packed numbers as they are read. For other groups a tile of them is expanded first, see `_unpack`, which took 0.8 to
-    0.9× the time; and so it is where a row serves a block of tokens (keys per channel).
+    Scales and zeros are [batch, kv_heads, rows, columns]. Packed numbers are used as they are read where they have one
+    row a token and one or two columns. Otherwise, as for keys per channel, a tile of them is expanded first, see
+    `_unpack`.
     """
     kv_heads, head_dim = k.shape[1], 2 * k.shape[3]
     group = q.shape[1] // kv_heads
     k_rows, v_rows = k.shape[2] // k_scale.shape[2], v.shape[2] // v_scale.shape[2]
-    as_read = group == 1 or group == 2 or group == 4
+    k_packed = k_rows == 1 and k_scale.shape[3] <= 2
+    v_packed = v_rows == 1 and v_scale.shape[3] <= 2
+    tokens = TILE if k_packed and v_packed else EXPANDED_TILE
     tasks = k.shape[0] * kv_heads * splits
     parts = np.zeros((tasks, group, head_dim), np.float32)
     tops = np.full((tasks, group), LOWEST, np.float32)
@@ -820,22 +896,22 @@ def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, s
     for task in prange(tasks):
         b, h, first, last = _share(task, splits, kv_heads, lengths)
         heads = _group(q, b, h * group, group, factor)
-        s = np.empty((group, INT4_TILE), np.float32)
-        tile = np.empty((INT4_TILE, head_dim), np.float32)
-        for t in range(first, last, INT4_TILE):
-            end = min(t + INT4_TILE, last)
-            expanded = tile[: end - t]
-            if k_rows == 1 and as_read:
-                _int4_scores(heads, k[b, h, t:end], k_scale[b, h, t:end], k_zero[b, h, t:end], s)
+        low, high, sums = _halves(heads)
+        s = np.empty((group, tokens), np.float32)
+        tile = np.empty((EXPANDED_TILE, head_dim), np.float32)
+        for t in range(first, last, tokens):
+            end = min(t + tokens, last)
+            if k_packed:
+                _int4_scores(low, high, sums, k[b, h, t:end], k_scale[b, h, t:end], k_zero[b, h, t:end], s)
             else:
-                _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded)
-                _scores(heads, expanded, s)
+                _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, tile[: end - t])
+                _scores(heads, tile[: end - t], s)
             _softmax(s, end - t, tops[task], totals[task], parts[task])
-            if v_rows == 1 and as_read:
+            if v_packed:
                 _int4_values(s, v[b, h, t:end], v_scale[b, h, t:end], v_zero[b, h, t:end], parts[task])
             else:
-                _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded)
-                _values(s, expanded, parts[task])
+                _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, tile[: end - t])
+                _values(s, tile[: end - t], parts[task])
     _merge(parts, tops, totals, splits, out, lse)
 
 
