@@ -143,9 +143,10 @@ class SingleToken:
 
     def _array(self, x: torch.Tensor, heads: int):
         expected = (self.batch, heads, 1, self.head_dim)
-        if x.dtype != torch.float32 or x.shape != expected:
+        array = x.numpy()  # of which to ask the shape takes half as long
+        if array.shape != expected or array.dtype != np.float32:
             raise ValueError(f"one token of this cache is float32 {list(expected)}, not {x.dtype} {list(x.shape)}")
-        return np.ascontiguousarray(x.numpy()[:, :, 0])  # a slice of q, k and v of one product, with a batch
+        return np.ascontiguousarray(array[:, :, 0])  # a slice of q, k and v of one product, with a batch
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False):
@@ -268,9 +269,10 @@ def _array(tensor: torch.Tensor):
 
 
 def _rows_of(x: torch.Tensor, width: int):
-    if x.dtype != torch.float32 or x.shape[1:] != (width,):
+    array = x.numpy()
+    if array.shape[1:] != (width,) or array.dtype != np.float32:
         raise ValueError(f"x must be float32 [batch, {width}], not {x.dtype} {list(x.shape)}")
-    return x.contiguous().numpy()
+    return np.ascontiguousarray(array)
 
 
 def _check_type(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
