@@ -91,21 +91,38 @@ def _rows2_batch2(w, i, i1, x, b, y):
 
 
 @_compiled(no_cpython_wrapper=True)
-def _rows2_batch4(w, i, i1, x, b, y):
-    """Two rows against sequences b … b + 3."""
+def _rows4_batch4(w, i, apart, x, b, y):
+    """Four rows, `apart` from each other, against sequences b … b + 3."""
+    i1, i2, i3 = i + apart, i + 2 * apart, i + 3 * apart
+    b1, b2, b3 = b + 1, b + 2, b + 3
+    p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = f32(0)
     r0 = r1 = r2 = r3 = s0 = s1 = s2 = s3 = f32(0)
     for j in range(w.shape[1]):
-        r, s = w[i, j], w[i1, j]
-        r0 += r * x[b, j]
-        r1 += r * x[b + 1, j]
-        r2 += r * x[b + 2, j]
-        r3 += r * x[b + 3, j]
-        s0 += s * x[b, j]
-        s1 += s * x[b + 1, j]
-        s2 += s * x[b + 2, j]
-        s3 += s * x[b + 3, j]
-    y[b, i], y[b + 1, i], y[b + 2, i], y[b + 3, i] = r0, r1, r2, r3
-    y[b, i1], y[b + 1, i1], y[b + 2, i1], y[b + 3, i1] = s0, s1, s2, s3
+        w0, w1, w2, w3 = w[i, j], w[i1, j], w[i2, j], w[i3, j]
+        n = x[b, j]
+        p0 += w0 * n
+        p1 += w1 * n
+        p2 += w2 * n
+        p3 += w3 * n
+        n = x[b1, j]
+        q0 += w0 * n
+        q1 += w1 * n
+        q2 += w2 * n
+        q3 += w3 * n
+        n = x[b2, j]
+        r0 += w0 * n
+        r1 += w1 * n
+        r2 += w2 * n
+        r3 += w3 * n
+        n = x[b3, j]
+        s0 += w0 * n
+        s1 += w1 * n
+        s2 += w2 * n
+        s3 += w3 * n
+    y[b, i], y[b, i1], y[b, i2], y[b, i3] = p0, p1, p2, p3
+    y[b1, i], y[b1, i1], y[b1, i2], y[b1, i3] = q0, q1, q2, q3
+    y[b2, i], y[b2, i1], y[b2, i2], y[b2, i3] = r0, r1, r2, r3
+    y[b3, i], y[b3, i1], y[b3, i2], y[b3, i3] = s0, s1, s2, s3
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -127,8 +144,7 @@ def _rows(w, first, last, x, y):
     for i in range(first, first + apart):
         b = 0
         while b + 4 <= batch:
-            _rows2_batch4(w, i, i + apart, x, b, y)
-            _rows2_batch4(w, i + 2 * apart, i + 3 * apart, x, b, y)
+            _rows4_batch4(w, i, apart, x, b, y)
             b += 4
         if b + 2 <= batch:
             _rows2_batch2(w, i, i + apart, x, b, y)
