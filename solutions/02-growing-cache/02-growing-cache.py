@@ -337,7 +337,8 @@ estimates.Table(columns, rows)
 #
 # - **Arithmetic.** A float32 weight is 4 bytes and does 2 FLOPs per sequence, so four sequences need 2 FLOPs a
 #   byte. Look at your ridge in unit 00: on a GPU it lies in the tens or hundreds, and this is nothing. On a CPU it
-#   lies near 2, and at batch 4 the cores have as much to do as the memory. Your card has the rate.
+#   is small, 3 to 5 on the authors', and at batch 4 the cores have about half as much to do as the memory. Your
+#   card has the rate.
 # - **Launches.** A step is hundreds of small operations. How long do they take when there is nothing to read? A
 #   decoder with the same layers and operations, and next to no bytes, tells.
 
