@@ -321,6 +321,11 @@ class Clock:
         usual = min(times[-3:])
         return min(1000, max(1, math.ceil(SHORTEST_SAMPLE_SECONDS / max(usual, 1e-9))))
 
+    def _lead_in(self, step: Step, seconds: float) -> None:
+        start = self.now()
+        while self.now() - start < seconds:
+            self._sample(step)
+
     def measure(
         self,
         step: Step,
@@ -342,23 +347,23 @@ class Clock:
         floors: Mapping[Hashable, float | None] | None = None,
         seed: int = 0,
         label: str = "measuring",
-        lead_in: int = 0,
+        lead_in_seconds: float = 0.0,
     ) -> dict[Hashable, Timing]:
         """Time several steps in turns: every round visits each of them once, in an order shuffled by `seed`.
 
         So drift and bursts of a shared machine hit all points alike, and not the last ones most.
-        `budget_seconds` is for the whole sweep; `min_samples` rounds are made even beyond it. `lead_in` calls
-        of a step go before each of its samples, not timed: needed where steps of different engines take turns,
+        `budget_seconds` is for the whole sweep; `min_samples` rounds are made even beyond it. Calls
+        of a step for `lead_in_seconds` go before each of its samples, not timed: needed where engines take turns,
         since one engine's threads may go on waiting for work, on the next one's cores, for a while. An interrupt
         (Ctrl-C, the stop button) keeps what has been measured and marks it `partial` (a step without a
         sample is left out); before the first sample the interrupt goes through.
 
-        Raises ValueError for an empty sweep, a floor without a step, a negative lead_in, or an effort that is
-        not positive.
+        Raises ValueError for an empty sweep, a floor without a step, a negative lead_in_seconds, or an effort
+        that is not positive.
         """
         _check_effort(budget_seconds, min_samples)
-        if lead_in < 0:
-            raise ValueError(f"lead_in must be at least 0 calls, got {lead_in}")
+        if not 0 <= lead_in_seconds < math.inf:
+            raise ValueError(f"lead_in_seconds must be a number of seconds, 0 or more, got {lead_in_seconds}")
         if not steps:
             raise ValueError("nothing to measure: `steps` is empty")
         floors = floors or {}
@@ -376,8 +381,7 @@ class Clock:
                 while rounds < min_samples or self.now() - start < budget_seconds:
                     shuffle.shuffle(order)
                     for key in order:
-                        for _ in range(lead_in):
-                            steps[key]()
+                        self._lead_in(steps[key], lead_in_seconds)
                         samples[key].append(self._sample(steps[key], calls[key]))
                     rounds += 1
                     bar.to(min(rounds / min_samples, (self.now() - start) / budget_seconds))

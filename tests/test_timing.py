@@ -211,12 +211,12 @@ def test_a_lead_in_keeps_what_one_engine_leaves_behind_out_of_the_next_ones_samp
         return run
 
     steps = {engine: step(engine) for engine in "ab"}
-    alone = simulated_clock(device).sweep(steps, budget_seconds=1, lead_in=1)
+    alone = simulated_clock(device).sweep(steps, budget_seconds=1, lead_in_seconds=0.001)
     assert all(each.median == pytest.approx(0.010, rel=1e-3) for each in alone.values())
     mixed = simulated_clock(device).sweep(steps, budget_seconds=1)
     assert any(each.median > 0.012 for each in mixed.values())
-    with pytest.raises(ValueError, match="lead_in"):
-        simulated_clock(device).sweep(steps, lead_in=-1)
+    with pytest.raises(ValueError, match="lead_in_seconds"):
+        simulated_clock(device).sweep(steps, lead_in_seconds=-1.0)
 
 
 def test_an_interrupt_keeps_what_was_measured_and_marks_it(capsys):

@@ -31,6 +31,7 @@ BATCHES = (1, 4)
 PEERS = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
 ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds
 ATTENTION_FORMS = {"MHA": 1, "GQA-4": 4}  # query heads a KV head
+LEAD_IN_SECONDS = 0.02  # until the threads of the engine before have gone to sleep
 READ, MATMUL = "read bandwidth", "matmul float32"
 
 
@@ -165,7 +166,7 @@ def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
     everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **attention}
-    timed = timing.Clock("cpu").sweep(everything, seconds, label="bench", lead_in=1)
+    timed = timing.Clock("cpu").sweep(everything, seconds, label="bench", lead_in_seconds=LEAD_IN_SECONDS)
     rate = read / timed[READ].median
     rows = [
         row(READ, rate / 1e9, "GB/s"),
