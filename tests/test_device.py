@@ -159,6 +159,13 @@ def test_card_holds_the_best_median_and_leaves_out_a_dtype_that_crawls():
     assert not card.busy
 
 
+def test_a_read_beside_other_steps_takes_several_parts_and_counts_them():
+    buffer = torch.ones(32 * 2**20)
+    step, read_bytes = device.read_step(CPU, buffer, parts=3)
+    assert read_bytes == 3 * 32 * 2**20 and step() == 8 * 2**20
+    assert device.read_step(CPU, buffer)[1] == 8 * 32 * 2**20
+
+
 def test_card_of_this_machine_is_a_card(capsys):
     card = device.card("cpu", refresh=True)
     assert card.device == "cpu" and card.read_bytes_per_second > 1e8
