@@ -62,6 +62,7 @@ def own(*lines):
 
 
 SHARED = "if len(session.tokens) % pool.block_size == 0 or pool.references[session.table[-1]] == 1:"
+MOVED = "old, new = session.table[-1], take(pool)", "session.table[-1] = new", "let_go(pool, old)"
 
 
 def merge(*lines):
@@ -214,9 +215,7 @@ WRONG = {
         ),
         (
             own(
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
                 "return [(old, new)]",
             ),
             "nobody else holds",
@@ -225,9 +224,7 @@ WRONG = {
             own(
                 "if pool.references[session.table[-1]] == 1:",
                 "    return []",
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
                 "return [(old, new)]",
             ),
             "the last block is full",
@@ -236,9 +233,7 @@ WRONG = {
             own(
                 SHARED,
                 "    return []",
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
                 "return [(new, old)]",
             ),
             "(old block, new block)",
@@ -247,9 +242,7 @@ WRONG = {
             own(
                 SHARED,
                 "    return []",
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
                 "return new",
             ),
             "return a list of",
@@ -258,9 +251,7 @@ WRONG = {
             own(
                 SHARED.replace("len(session.tokens) % pool.block_size == 0", "session.table[-1] in pool.name_of"),
                 "    return []",
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
                 "return [(old, new)]",
             ),
             "a full block without a name",
@@ -280,9 +271,7 @@ WRONG = {
             own(
                 SHARED,
                 "    return []",
-                "old, new = session.table[-1], take(pool)",
-                "session.table[-1] = new",
-                "let_go(pool, old)",
+                *MOVED,
             ),
             "returns None",
         ),
