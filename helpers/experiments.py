@@ -84,9 +84,8 @@ def decode_sweep(
     seconds = SECONDS_PER_POINT[budget] * len(steps)
     timed = timing.Clock(device).sweep(steps, budget_seconds=seconds, floors=floors, label="decode steps")
     result: dict[str, dict[int, timing.Timing]] = {label: {} for label, _ in steps}
-    for label, context in steps:
-        if (label, context) in timed:
-            result[label][context] = timed[label, context]
+    for (label, context), found in timed.items():
+        result[label][context] = found
     return result
 
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
-from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -150,19 +149,12 @@ def _bytes(stored) -> int:
     return stored.nbytes if isinstance(stored, torch.Tensor) else sum(map(_bytes, stored))
 
 
-def bandwidth_step() -> tuple[object, int]:
-    """A step that reads 64 MB of a buffer that no processor cache holds, and how many bytes it reads."""
-    parts = torch.ones(128 * 2**20).split(16 * 2**20)
-    turns = cycle(parts)
-    return lambda: next(turns).sum(), parts[0].nbytes
-
-
 def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     """Everything in one interleaved sweep; the rows of the table."""
     kernels.select("cpu").warm_up()
     steps, step_bytes = decode_steps(Decoder(geometry.get(MODEL)), contexts)
     attention, attention_bytes = attention_steps()
-    reading, read = bandwidth_step()
+    reading, read = devices.read_step(torch.device("cpu"))
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
     everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **attention}

@@ -313,16 +313,16 @@ def step_curve(check: Check, decoder: Decoder, model: Geometry, id: str, precisi
     contexts = [context for context in plan.contexts if context <= 4 * plan.batch_context]
     contexts = [context for context in contexts if fits(check, model, context, 1)]
     cache = kind(model, round_up(max(contexts) + 1), device=check.device, backend=check.backend)
-    if getattr(cache, "fused", True):
-        cache.kernels = cuda
-        point = experiments.DecodeStep(decoder, cache)
-        steps = {context: point.at(context) for context in contexts}
-        check.curve(
-            id, f"decode, {model.name}, {precision} cache, batch 1", steps, point.bytes_at, model=model.name,
-            dtype=name_of(plan.dtype), cache=precision, batch=1, weights="synthetic", **conditions,
-        )  # fmt: skip
-    else:
+    if not getattr(cache, "fused", True):
         check.note(f"{id}: left out, this device has no kernel that reads {precision}")
+        return
+    cache.kernels = cuda
+    point = experiments.DecodeStep(decoder, cache)
+    steps = {context: point.at(context) for context in contexts}
+    check.curve(
+        id, f"decode, {model.name}, {precision} cache, batch 1", steps, point.bytes_at, model=model.name,
+        dtype=name_of(plan.dtype), cache=precision, batch=1, weights="synthetic", **conditions,
+    )  # fmt: skip
 
 
 def prefill(check: Check, model: Geometry) -> None:

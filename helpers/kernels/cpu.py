@@ -49,7 +49,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if x.shape[0] > SMALL_BATCH:
         return F.linear(x, weight, bias)
     y = torch.empty(x.shape[0], weight.shape[0])
-    cpu_kernels.linear(_array(x.contiguous()), _array(weight), y.numpy(), THREADS)
+    cpu_kernels.linear(x.contiguous().numpy(), weight.numpy(), y.numpy(), THREADS)
     return y if bias is None else y + bias
 
 
@@ -61,7 +61,7 @@ def bind_norm_linear(norm: torch.Tensor, eps: float, weight: torch.Tensor) -> Ca
     """
     _check_matrix("weight", weight, norm[None])
     outputs, inputs = weight.shape
-    arrays = (_array(norm), cpu_kernels.f32(eps), _array(weight))
+    arrays = (norm.numpy(), cpu_kernels.f32(eps), weight.numpy())
 
     def norm_linear(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > SMALL_BATCH:
@@ -86,8 +86,7 @@ def bind_finish_block(
     for name, matrix in (("out", out), ("down", down)):
         _check_type(name, matrix, torch.float32)
     heads, hidden = out.shape[1], out.shape[0]
-    arrays = (_array(norm), cpu_kernels.f32(eps), _array(gate_up), _array(down))
-    out_array = _array(out)
+    arrays = (out.numpy(), norm.numpy(), cpu_kernels.f32(eps), gate_up.numpy(), down.numpy())
 
     def finish_block(mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > SMALL_BATCH:
@@ -95,7 +94,7 @@ def bind_finish_block(
             gate, up = F.linear(F.rms_norm(h, norm.shape, norm, eps), gate_up).chunk(2, dim=-1)
             return h + F.linear(F.silu(gate) * up, down)
         y = np.empty(x.shape, np.float32)
-        cpu_kernels.finish_block(_rows_of(mixed, heads), out_array, _rows_of(x, hidden), *arrays, y, THREADS)
+        cpu_kernels.finish_block(_rows_of(mixed, heads), _rows_of(x, hidden), *arrays, y, THREADS)
         return torch.from_numpy(y)
 
     return finish_block
@@ -128,7 +127,7 @@ class SingleToken:
         Raises:
             ValueError: NaN or infinity for a quantised cache; nothing was written.
         """
-        k_array, v_array = self._array(k, self.kv_heads), self._array(v, self.kv_heads)
+        k_array, v_array = self._numpy(k, self.kv_heads), self._numpy(v, self.kv_heads)
         if not self._append(k_array, v_array, *self._angles, position, *self._layers[layer]):
             quantize.require_finite(torch.cat((k, v)))
 
@@ -138,10 +137,10 @@ class SingleToken:
         splits = _splits(self.batch * self.kv_heads, position + 1)
         out = np.empty((self.batch, heads, 1, self.head_dim), np.float32)
         arrays = (*self._angles, position, self._factor, *self._layers[layer], splits, out[:, :, 0])
-        self._attend(self._array(q, heads), *arrays)
+        self._attend(self._numpy(q, heads), *arrays)
         return torch.from_numpy(out)
 
-    def _array(self, x: torch.Tensor, heads: int):
+    def _numpy(self, x: torch.Tensor, heads: int):
         expected = (self.batch, heads, 1, self.head_dim)
         array = x.numpy()  # of which to ask the shape takes half as long
         if array.shape != expected or array.dtype != np.float32:
@@ -210,9 +209,9 @@ def _attend(kernel, q, k, arrays, length, scale, return_lse):
     lengths = _lengths(length, batch, k.shape[2])
     out, lse = np.empty((batch, q_heads, head_dim), np.float32), np.empty((batch, q_heads), np.float32)
     factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
-    views = [_array(tensor) for tensor in arrays]
+    views = [tensor.numpy() for tensor in arrays]
     splits = _splits(batch * k.shape[1], max(lengths))
-    kernel(_array(q.contiguous()), factor, *views, np.array(lengths), splits, out, lse)
+    kernel(q.contiguous().numpy(), factor, *views, np.array(lengths), splits, out, lse)
     if min(lengths) == 0:
         empty = [b for b, tokens in enumerate(lengths) if tokens == 0]
         out[empty], lse[empty] = 0.0, -np.inf
@@ -262,10 +261,6 @@ def _grid(name: str, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tens
             f"for packed numbers {list(packed.shape)}"
         )
     return scale, zero
-
-
-def _array(tensor: torch.Tensor):
-    return tensor.numpy()
 
 
 def _rows_of(x: torch.Tensor, width: int):

@@ -213,7 +213,7 @@ def _gate(wide, first, last, gated):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def finish_block(mixed, out, x, norm, eps, gate_up, down, y, tasks):
+def finish_block(mixed, x, out, norm, eps, gate_up, down, y, tasks):
     """h = x + out · mixed; y = h + down · (silu(gate) · up), gate and up of rms_norm(h) (SwiGLU, arXiv 2002.05202)."""
     batch, width = x.shape[0], down.shape[1]
     h, normed = np.empty_like(x), np.empty_like(x)
