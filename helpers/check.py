@@ -139,6 +139,21 @@ def number(
     raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near)}.")
 
 
+def entries(name: str, answer, keys: Iterable) -> list[tuple]:
+    """The (key, value) pairs of a dictionary that the notebook gave with blanks in it, in the order of `keys`.
+
+    Raises Wrong for anything but a dict, and for one that lost a key.
+    """
+    keys = list(keys)
+    named = ", ".join(map(repr, keys))
+    require(
+        isinstance(answer, dict), f"{name} has to stay a dictionary with the entries {named}; it is {_kind(answer)}."
+    )
+    missing = [key for key in keys if key not in answer]
+    require(not missing, f"{name} has no entry {', '.join(map(repr, missing))}: keep the names as they were given.")
+    return [(key, answer[key]) for key in keys]
+
+
 def choice(answer, expect: str, options: dict[str, str], *, name: str = "your answer") -> str:
     """Check an answer picked from fixed words; `options` maps each wrong word to why it is wrong.
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from helpers.caches.full import FullCache
-from helpers.decoder import Decoder
-from helpers.experiments import DecodeStep
-from helpers.geometry import get
-from helpers.timing import Timing
+from helpers.caches import FullCache
+from helpers.clock.sweeps import DecodeStep
+from helpers.clock.timing import Timing
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
 from tools import bench, bench_peers
 
 SMALL = get("SmolLM2-135M").replace(

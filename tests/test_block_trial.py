@@ -2,8 +2,8 @@
 
 import pytest
 
-from helpers.block_trial import Slip, convict
-from helpers.blocks import BlockManager, chain_hash
+from helpers.exercises.block_trial import Slip, convict
+from helpers.serving.blocks import BlockManager, chain_hash
 
 
 class Thief(BlockManager):

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from helpers.blocks import BlockManager, OutOfBlocks, chain_hash
+from helpers.serving.blocks import BlockManager, OutOfBlocks, chain_hash
 
 
 def opened(manager, tokens, salt=b""):

@@ -14,9 +14,7 @@ ROWS = [(name, row) for name in data.FILES for row in data.load(name)]
 def test_rows_have_sources(name, row):
     text = json.dumps(row)
     assert "unverified" not in text and "remembered" not in text
-    if (
-        name != "claims"
-    ):  # a claim carries its arithmetic; its figures stand, with sources, in the other files
+    if name != "claims":  # a claim carries its arithmetic; its figures stand, with sources, in the other files
         assert row["sources"]
         for source in row["sources"]:
             assert source["source"] and source["status"] in ("seen", "seen-secondary", "derived")

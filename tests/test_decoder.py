@@ -5,10 +5,10 @@ import torch
 import transformers
 
 from helpers.caches import CacheFull, FullCache
-from helpers.decoder import Decoder
-from helpers.generate import greedy
-from helpers.geometry import get
-from helpers.pretrained import fill
+from helpers.models.decoder import Decoder
+from helpers.models.generate import greedy
+from helpers.models.geometry import get
+from helpers.models.pretrained import fill
 
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=3, hidden=96, q_heads=6, kv_heads=2, head_dim=16, intermediate=160, vocab=500

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from helpers import fetch
+from helpers.models import fetch
 
 CONTENT = bytes(range(256)) * 20_000
 CHECKSUM = hashlib.sha256(CONTENT).hexdigest()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from helpers import rope
-from helpers.attention import causal
 from helpers.caches import FullCache
-from helpers.geometry import get, kv_bytes
+from helpers.models import rope
+from helpers.models.attention import causal
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import get
 
 SMALL = get("SmolLM2-135M").replace(name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16)
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers
 
-from helpers import data, geometry
-from helpers.geometry import MLA, Geometry, MoE
+from helpers import data
+from helpers.models import counts, geometry, hf_config
+from helpers.models.geometry import MLA, Geometry, MoE
 
 MODELS = data.load("models")
 TINY = dict(name="t", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=96)
@@ -20,16 +21,16 @@ TINY = dict(name="t", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=8, in
 @pytest.mark.parametrize("row", MODELS, ids=[row["id"] for row in MODELS])
 def test_bytes_per_token_are_the_published_ones(row):
     g = geometry.get(row["id"])
-    assert geometry.kv_bytes(g, 1) == row["kv_bytes_per_token_bf16_all_layers"]
+    assert counts.kv_bytes(g, 1) == row["kv_bytes_per_token_bf16_all_layers"]
     far = 300_000  # beyond every window
-    growing = geometry.kv_bytes(g, far + 1, windowed=True) - geometry.kv_bytes(g, far, windowed=True)
+    growing = counts.kv_bytes(g, far + 1, windowed=True) - counts.kv_bytes(g, far, windowed=True)
     assert growing == row["kv_bytes_per_token_bf16_growing"]
     assert g.source and g.attention == ("mla" if row.get("mla") else g.attention)
 
 
 @pytest.mark.parametrize("row", MODELS, ids=[row["id"] for row in MODELS])
 def test_weights_of_a_step_are_the_published_ones(row):
-    streamed = geometry.weight_bytes(geometry.get(row["id"]), torch.bfloat16) / 2
+    streamed = counts.weight_bytes(geometry.get(row["id"]), torch.bfloat16) / 2
     if "params_read_per_decode_step_b1" in row:  # published counts leave norms and biases out
         assert streamed == pytest.approx(row["params_read_per_decode_step_b1"], rel=1e-3)
     elif "params_active_published" in row:  # rounded figures; some makers count the input embedding
@@ -46,29 +47,29 @@ def test_weights_of_a_step_are_the_published_ones(row):
     ],
 )
 def test_memory_that_engines_reported(name, tokens, published_gib):
-    assert geometry.kv_bytes(geometry.get(name), tokens) / 2**30 == pytest.approx(published_gib, abs=0.005)
+    assert counts.kv_bytes(geometry.get(name), tokens) / 2**30 == pytest.approx(published_gib, abs=0.005)
 
 
 def test_batch_dtype_and_real_allocation():
     g = Geometry(**TINY)
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        meta = geometry.kv_tensors(g, tokens=5, batch=3, dtype=dtype)
+        meta = counts.kv_tensors(g, tokens=5, batch=3, dtype=dtype)
         real = [torch.zeros_like(tensor, device="cpu") for tensor in meta]
         assert {t.device.type for t in meta} == {"meta"} and len(meta) == 4
-        assert geometry.kv_bytes(g, 5, 3, dtype) == sum(t.untyped_storage().nbytes() for t in real)
+        assert counts.kv_bytes(g, 5, 3, dtype) == sum(t.untyped_storage().nbytes() for t in real)
 
 
 def test_mla_holds_one_latent_a_layer():
     g = geometry.get("DeepSeek-V3")
-    tensors = geometry.kv_tensors(g, tokens=7, batch=2)
+    tensors = counts.kv_tensors(g, tokens=7, batch=2)
     assert len(tensors) == g.layers and tensors[0].shape == (2, 7, 512 + 64)
 
 
 def test_windowed_caps_only_the_sliding_layers():
     g = geometry.get("Gemma-3-4b-it")
-    tokens = [t.shape[2] for t in geometry.kv_tensors(g, 5_000, windowed=True)][::2]
+    tokens = [t.shape[2] for t in counts.kv_tensors(g, 5_000, windowed=True)][::2]
     assert sorted(tokens) == [1024] * 29 + [5_000] * 5
-    assert geometry.kv_bytes(g, 1_024, windowed=True) == geometry.kv_bytes(g, 1_024)
+    assert counts.kv_bytes(g, 1_024, windowed=True) == counts.kv_bytes(g, 1_024)
 
 
 # --- against transformers' models
@@ -145,9 +146,7 @@ CONFIGS = [
         v_head_dim=16,
     ),
     transformers.Phi3Config(**SMALL, pad_token_id=0),
-    transformers.SmolLM3Config(
-        **SMALL, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2
-    ),
+    transformers.SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2),
     transformers.GPTNeoXConfig(**SMALL),
 ]
 IDS = [f"{config.model_type}-{i}" for i, config in enumerate(CONFIGS)]
@@ -155,12 +154,12 @@ IDS = [f"{config.model_type}-{i}" for i, config in enumerate(CONFIGS)]
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_step_weights_equal_the_transformers_model(config):
-    g = geometry.from_hf_config(config.to_dict())
+    g = hf_config.read(config.to_dict())
     expect = matrices_of_a_step(meta_model(config), experts_read=g.moe.per_token if g.moe else 0)
-    matrices = sum(m.numel() for m in geometry._step_matrices(g, torch.float32))
+    matrices = sum(m.numel() for m in counts._step_matrices(g, torch.float32))
     assert matrices == expect
     norms = 0.01 * expect + 40 * g.layers * g.hidden if g.moe is None else 0
-    assert 0 <= geometry.weight_bytes(g, torch.float32) / 4 - matrices <= norms
+    assert 0 <= counts.weight_bytes(g, torch.float32) / 4 - matrices <= norms
 
 
 @pytest.mark.parametrize(
@@ -175,17 +174,17 @@ def test_cache_equals_what_transformers_allocates(config):
     with torch.no_grad():
         cache = model(torch.arange(1, 7)[None].repeat(2, 1), use_cache=True).past_key_values
     held = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
-    g = geometry.from_hf_config(config.to_dict())
-    assert geometry.kv_bytes(g, 6, batch=2, dtype=torch.float32) == held
+    g = hf_config.read(config.to_dict())
+    assert counts.kv_bytes(g, 6, batch=2, dtype=torch.float32) == held
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_a_saved_config_reads_the_same(config, tmp_path):
     config.save_pretrained(tmp_path)  # leaves defaults out, as the files on the hub do
-    saved = geometry.from_hf_config(tmp_path)
-    whole = geometry.from_hf_config(config.to_dict())
+    saved = hf_config.read(tmp_path)
+    whole = hf_config.read(config.to_dict())
     assert dataclasses.replace(saved, name="") == dataclasses.replace(whole, name="")
-    assert geometry.from_hf_config(str(tmp_path / "config.json")).layers == whole.layers
+    assert hf_config.read(str(tmp_path / "config.json")).layers == whole.layers
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_a_missing_key_means_what_transformers_assumes(kind):
     ):
         stated[key] = config[key] if config.get(key) is not None else 2
     config = {**config, "num_experts_per_tok": stated["num_experts_per_tok"]}
-    sparse, full = geometry.from_hf_config(stated), geometry.from_hf_config(config)
+    sparse, full = hf_config.read(stated), hf_config.read(config)
     assert dataclasses.replace(sparse, rope_scaling=None) == dataclasses.replace(full, rope_scaling=None)
 
 
@@ -239,9 +238,9 @@ def test_llama_of_2023_has_no_kv_heads_key():
         "vocab_size": 32000,
         "tie_word_embeddings": False,
     }
-    g = geometry.from_hf_config(config)
+    g = hf_config.read(config)
     assert (g.kv_heads, g.head_dim, g.attention) == (32, 128, "mha")
-    assert geometry.kv_bytes(g, 1) == geometry.kv_bytes(geometry.get("Llama-2-7b-hf"), 1) == 524_288
+    assert counts.kv_bytes(g, 1) == counts.kv_bytes(geometry.get("Llama-2-7b-hf"), 1) == 524_288
 
 
 def test_gemma3_keeps_its_sizes_in_a_sparse_text_config():
@@ -257,7 +256,7 @@ def test_gemma3_keeps_its_sizes_in_a_sparse_text_config():
         },
         "vision_config": {},
     }
-    g = geometry.from_hf_config(config)
+    g = hf_config.read(config)
     known = geometry.get("Gemma-3-4b-it")
     same = (
         "layers",
@@ -301,10 +300,10 @@ def test_deepseek_v3_as_published():
         "max_position_embeddings": 163840,
         "tie_word_embeddings": False,
     }
-    g, known = geometry.from_hf_config(config), geometry.get("DeepSeek-V3")
+    g, known = hf_config.read(config), geometry.get("DeepSeek-V3")
     assert (g.mla, g.moe, g.head_dim, g.kv_heads) == (known.mla, known.moe, known.head_dim, known.kv_heads)
     assert g.rope_scaling["rope_type"] == "yarn"
-    lite = geometry.from_hf_config({**config, "model_type": "deepseek_v2", "q_lora_rank": None})
+    lite = hf_config.read({**config, "model_type": "deepseek_v2", "q_lora_rank": None})
     assert lite.mla.q_lora_rank == 0
 
 
@@ -324,33 +323,31 @@ def test_qwen_states_a_window_that_it_does_not_use():
         "rope_theta": 1e6,
         "tie_word_embeddings": False,
     }
-    assert geometry.from_hf_config(config).sliding_layers == 0
-    used = geometry.from_hf_config(
-        {**config, "use_sliding_window": True, "max_window_layers": 20, "sliding_window": 4096}
-    )
+    assert hf_config.read(config).sliding_layers == 0
+    used = hf_config.read({**config, "use_sliding_window": True, "max_window_layers": 20, "sliding_window": 4096})
     assert (used.sliding_window, used.sliding_layers) == (4096, 8)
 
 
 def test_a_window_wider_than_the_model_never_binds():
     config = {**SMALL, "model_type": "phi3", "sliding_window": 262_145, "max_position_embeddings": 131_072}
-    assert geometry.from_hf_config(config).sliding_window is None
+    assert hf_config.read(config).sliding_window is None
     config["sliding_window"] = 2047
-    assert geometry.from_hf_config(config).sliding_layers == 3
+    assert hf_config.read(config).sliding_layers == 3
 
 
 def test_mistral_slides_in_every_layer_or_none():
     config = transformers.MistralConfig(**SMALL, num_key_value_heads=2, head_dim=16).to_dict()
-    assert geometry.from_hf_config(config).sliding_layers == 3
-    assert geometry.from_hf_config({**config, "sliding_window": None}).sliding_layers == 0
+    assert hf_config.read(config).sliding_layers == 3
+    assert hf_config.read({**config, "sliding_window": None}).sliding_layers == 0
 
 
 def test_layer_types_of_gpt_oss_and_gemma_before_layer_types():
-    g = geometry.from_hf_config(transformers.GptOssConfig().to_dict())
+    g = hf_config.read(transformers.GptOssConfig().to_dict())
     assert (g.sliding_window, g.sliding_layers, g.layers) == (128, 18, 36)
     assert dataclasses.replace(g.moe) == geometry.get("gpt-oss-120b").moe
     config = transformers.Gemma3TextConfig().to_dict()
     config.pop("layer_types")
-    assert geometry.from_hf_config({**config, "sliding_window_pattern": 6}).sliding_layers == 22
+    assert hf_config.read({**config, "sliding_window_pattern": 6}).sliding_layers == 22
 
 
 # --- errors
@@ -370,19 +367,19 @@ def test_layer_types_of_gpt_oss_and_gemma_before_layer_types():
 )
 def test_bad_configs_are_named(config, words):
     with pytest.raises(ValueError, match=words):
-        geometry.from_hf_config(config)
+        hf_config.read(config)
 
 
 def test_bad_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no config at"):
-        geometry.from_hf_config(tmp_path)
+        hf_config.read(tmp_path)
     broken = tmp_path / "config.json"
     broken.write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
-        geometry.from_hf_config(broken)
+        hf_config.read(broken)
     broken.write_text(json.dumps([1]))
     with pytest.raises(ValueError, match="holds a list"):
-        geometry.from_hf_config(broken)
+        hf_config.read(broken)
 
 
 @pytest.mark.parametrize(
@@ -412,9 +409,9 @@ def test_parts_are_checked_too():
     with pytest.raises(ValueError, match="v_head_dim"):
         MLA(8, 8, 8, 0)
     with pytest.raises(ValueError, match="tokens=-1"):
-        geometry.kv_bytes(Geometry(**TINY), -1)
+        counts.kv_bytes(Geometry(**TINY), -1)
     with pytest.raises(TypeError, match="batch"):
-        geometry.kv_bytes(Geometry(**TINY), 1, batch=1.5)
+        counts.kv_bytes(Geometry(**TINY), 1, batch=1.5)
 
 
 def test_get_suggests_close_names():
@@ -438,7 +435,7 @@ def test_attention_kinds_and_replace():
 def test_decode_flops_are_those_of_the_transformers_model():
     """The same counter over a whole transformers forward pass of one token with a cache."""
     config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2, attn_implementation="eager")
-    g = geometry.from_hf_config(config.to_dict())
+    g = hf_config.read(config.to_dict())
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -447,28 +444,28 @@ def test_decode_flops_are_those_of_the_transformers_model():
         with FlopCounterMode(display=False) as counter:
             model(torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
     rotary = 2 * 2 * (g.head_dim // 2)  # transformers builds its angles with a matrix product
-    assert abs(counter.get_total_flops() - geometry.decode_flops(g, context=10, batch=2)) <= 2 * rotary
+    assert abs(counter.get_total_flops() - counts.decode_flops(g, context=10, batch=2)) <= 2 * rotary
 
 
 def test_flops_of_a_real_model():
     g = geometry.get("Llama-3.1-8B")
     parameters = 7_504_658_432
-    assert geometry.decode_flops(g, 1) == pytest.approx(2 * parameters, rel=1e-3)
-    assert geometry.decode_flops(g, 8_192) == pytest.approx(1.93e10, rel=0.01)  # facts, claim i
-    assert geometry.decode_flops(g, 100, batch=8) == 8 * geometry.decode_flops(g, 100)
-    assert geometry.prefill_flops(g, 1) == geometry.decode_flops(g, 1)
+    assert counts.decode_flops(g, 1) == pytest.approx(2 * parameters, rel=1e-3)
+    assert counts.decode_flops(g, 8_192) == pytest.approx(1.93e10, rel=0.01)  # facts, claim i
+    assert counts.decode_flops(g, 100, batch=8) == 8 * counts.decode_flops(g, 100)
+    assert counts.prefill_flops(g, 1) == counts.decode_flops(g, 1)
     attention_1k = 32 * 2 * 2 * 4_096 * (1_024 * 1_025 // 2)  # layers, QK and PV, FLOPs a pair, causal pairs
     body = 2 * 6_979_321_856 * 1_024  # facts: gpt-fast's count of the matrices without the head
-    assert geometry.prefill_flops(g, 1_024) == pytest.approx(body + attention_1k, rel=1e-3)
+    assert counts.prefill_flops(g, 1_024) == pytest.approx(body + attention_1k, rel=1e-3)
 
 
 def test_a_prefill_costs_its_tokens_one_by_one_less_the_heads():
     g = Geometry(**TINY, sliding_window=3, sliding_layers=1)
-    one_by_one = sum(geometry.decode_flops(g, context) for context in range(1, 8))
-    assert geometry.prefill_flops(g, 7) == one_by_one - 6 * 2 * g.hidden * g.vocab
+    one_by_one = sum(counts.decode_flops(g, context) for context in range(1, 8))
+    assert counts.prefill_flops(g, 7) == one_by_one - 6 * 2 * g.hidden * g.vocab
 
 
 def test_mla_works_on_the_latent_when_decoding():
     g = geometry.get("DeepSeek-V3")
-    per_token = geometry.decode_flops(g, 1_001) - geometry.decode_flops(g, 1_000)
+    per_token = counts.decode_flops(g, 1_001) - counts.decode_flops(g, 1_000)
     assert per_token == 61 * 2 * 128 * (512 + 64 + 512)

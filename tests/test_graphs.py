@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 
-from helpers import graphs
-from helpers.caches import FullCache
-from helpers.decoder import Decoder
-from helpers.geometry import Geometry
+from helpers.caches import FullCache, StaticCache
+from helpers.clock import graphs
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry
 
 TINY = Geometry("tiny", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=16, intermediate=48, vocab=64)
 
@@ -24,7 +24,7 @@ def decode_step(decoder, cache):
 
 
 def test_a_static_step_may_be_captured(decoder):
-    cache = graphs.StaticCache(TINY, 64, batch=2, backend="reference")
+    cache = StaticCache(TINY, 64, batch=2, backend="reference")
     cache.fill(7)
     assert graphs.problems(decode_step(decoder, cache), cache, decoder) == []
 
@@ -33,7 +33,7 @@ def test_a_static_cache_decodes_as_a_full_one(decoder):
     prompt = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
     caches = (
         FullCache(TINY, 64, batch=2, backend="reference"),
-        graphs.StaticCache(TINY, 64, batch=2, backend="reference"),
+        StaticCache(TINY, 64, batch=2, backend="reference"),
     )
     for cache in caches:
         decoder.prefill(prompt, cache)
@@ -47,7 +47,7 @@ def test_a_static_cache_decodes_as_a_full_one(decoder):
 
 
 def test_unequal_lengths_decode_as_each_alone(decoder):
-    both = graphs.StaticCache(TINY, 64, batch=2, backend="reference")
+    both = StaticCache(TINY, 64, batch=2, backend="reference")
     both.fill(20)
     both.counts.copy_(torch.tensor([5, 20]))
     logits = decoder.decode(torch.tensor([3, 4]), both)
@@ -59,25 +59,25 @@ def test_unequal_lengths_decode_as_each_alone(decoder):
         torch.testing.assert_close(logits[row : row + 1], decoder.decode(torch.tensor([token]), alone))
 
 
-class Asking(graphs.StaticCache):
+class Asking(StaticCache):
     def attend(self, layer, q):
         assert self.counts.max().item() >= 0
         return super().attend(layer, q)
 
 
-class Growing(graphs.StaticCache):
+class Growing(StaticCache):
     def append(self, layer, k, v):
         super().append(layer, k, v)
         self.history = torch.cat((getattr(self, "history", k), k), dim=2)
 
 
-class Moving(graphs.StaticCache):
+class Moving(StaticCache):
     def attend(self, layer, q):
         self.keys = self.keys.clone()
         return super().attend(layer, q)
 
 
-class Sorting(graphs.StaticCache):
+class Sorting(StaticCache):
     def attend(self, layer, q):
         torch.nonzero(self.counts)
         return super().attend(layer, q)
@@ -182,7 +182,7 @@ def test_what_cannot_be_captured_is_timed_as_it_is(capsys):
 
 
 def test_capturing_leaves_the_cache_as_it_was(decoder):
-    cache = graphs.StaticCache(TINY, 64, batch=2, backend="reference")
+    cache = StaticCache(TINY, 64, batch=2, backend="reference")
     cache.fill(9)
     keys, values = cache.keys.clone(), cache.values.clone()
     step = graphs.DecodeGraph(decoder, cache, PretendCuda())

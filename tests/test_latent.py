@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import rope
-from helpers.caches.base import CacheFull
-from helpers.caches.full import FullCache
+from helpers.caches import CacheFull, FullCache
 from helpers.caches.latent import LatentCache, attend_causal
-from helpers.decoder import Decoder
-from helpers.geometry import MLA, Geometry, get, kv_bytes, weight_bytes
-from helpers.latent_attention import LatentAttention
-from helpers.traffic import Traffic
+from helpers.exercises.traffic import Traffic
+from helpers.models import rope
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import MLA, Geometry, get
+from helpers.models.latent_attention import LatentAttention
 
 
 def tiny(q_lora_rank=0, **changes):

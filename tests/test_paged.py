@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from helpers.blocks import BlockManager
-from helpers.caches import FullCache
-from helpers.caches.paged import BlockPool, PagedCache
-from helpers.caches.prefix import SharedPrefixCache
-from helpers.decoder import Decoder
-from helpers.geometry import get, kv_bytes
+from helpers.caches import BlockPool, FullCache, PagedCache, SharedPrefixCache
+from helpers.models.counts import kv_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
+from helpers.serving.blocks import BlockManager
 
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=200

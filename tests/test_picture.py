@@ -2,8 +2,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from helpers import recordings
-from helpers.timing import Timing
+from helpers.clock import recordings
+from helpers.clock.timing import Timing
 from tools import picture
 
 READ = 5e10  # bytes a second

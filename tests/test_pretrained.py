@@ -7,10 +7,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from helpers import fetch, pretrained, text
 from helpers.caches import FullCache
-from helpers.experiments import losses, perplexity
-from helpers.generate import greedy
+from helpers.models import fetch, pretrained, text
+from helpers.models.generate import greedy
+from helpers.quality.perplexity import losses, perplexity
 
 
 @pytest.fixture(scope="module")

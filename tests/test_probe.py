@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from helpers.caches.full import FullCache
-from helpers.caches.probe import AttentionProbe
-from helpers.geometry import Geometry
+from helpers.caches import AttentionProbe, FullCache
+from helpers.models.geometry import Geometry
 
 TINY = Geometry("tiny", layers=1, hidden=32, q_heads=6, kv_heads=2, head_dim=8, intermediate=48, vocab=61)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from helpers import quantize
+from helpers.kernels import quantize
 from helpers.kernels.reference import unpack_int4
 
 SHAPE = (1, 2, 8, 16)

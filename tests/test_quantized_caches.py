@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from helpers.caches import FullCache
-from helpers.caches.quantized import Fp8Cache, Int4ChannelCache, Int4TokenCache, Int8Cache
-from helpers.decoder import Decoder
-from helpers.geometry import get
+from helpers.caches import Fp8Cache, FullCache, Int4ChannelCache, Int4TokenCache, Int8Cache
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
 
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=64, q_heads=8, kv_heads=2, head_dim=64, intermediate=96, vocab=200

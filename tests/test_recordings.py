@@ -6,10 +6,9 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from helpers import device as devices
-from helpers import experiments, recordings
-from helpers.geometry import Geometry
-from helpers.timing import Timing
+from helpers.clock import devices, recordings, sweeps
+from helpers.clock.timing import Timing
+from helpers.models.geometry import Geometry
 from tools import record
 
 TINY = Geometry("tiny", layers=1, hidden=16, q_heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=32)
@@ -88,7 +87,7 @@ def test_drawn_beside_a_learners_curve():
 
 
 def test_the_tool_records_decode_steps(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(experiments.SECONDS_PER_POINT, "quick", 0.02)
+    monkeypatch.setitem(sweeps.SECONDS_PER_POINT, "quick", 0.02)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a lock of its own: no waiting for other measurements
     made = record.record(torch.device("cpu"), TINY, (2, 8), "quick", CARD, "tiny")
     assert [one["id"] for one in recordings.validate(made)["series"]] == ["decode-batch-1", "decode-batch-4"]

@@ -5,12 +5,10 @@ import itertools
 import pytest
 import torch
 
-from helpers import graphs
-from helpers.caches.base import CacheFull
-from helpers.caches.full import FullCache
-from helpers.caches.sink import SinkCache
-from helpers.decoder import Decoder
-from helpers.geometry import Geometry
+from helpers.caches import CacheFull, FullCache, SinkCache
+from helpers.clock import graphs
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry
 
 TINY = Geometry(
     "tiny", layers=2, hidden=32, q_heads=6, kv_heads=2, head_dim=8, intermediate=48, vocab=61, rope_theta=1e4
@@ -104,18 +102,14 @@ def test_sequences_of_a_batch_do_not_meet():
     together = fed(tiny_cache(60, 2, 9, batch=3), q, k, v, (31, 1))
     for i in range(3):
         alone = tiny_cache(60, 2, 9)
-        torch.testing.assert_close(
-            fed(alone, *(x[i : i + 1] for x in (q, k, v)), (31, 1)), together[i : i + 1]
-        )
+        torch.testing.assert_close(fed(alone, *(x[i : i + 1] for x in (q, k, v)), (31, 1)), together[i : i + 1])
 
 
 def test_decoder_gives_the_same_logits_in_chunks_and_one_by_one():
     decoder = Decoder(TINY, dtype=torch.float64, backend="reference")
     tokens = torch.randint(0, TINY.vocab, (2, 80), generator=torch.Generator().manual_seed(1))
     chunked, single = (tiny_cache(80, 4, 12, batch=2) for _ in range(2))
-    whole = torch.cat(
-        [decoder.prefill(tokens[:, i : i + 32], chunked, all_positions=True) for i in (0, 32, 64)], dim=1
-    )
+    whole = torch.cat([decoder.prefill(tokens[:, i : i + 32], chunked, all_positions=True) for i in (0, 32, 64)], dim=1)
     steps = torch.stack([decoder.decode(tokens[:, i], single) for i in range(80)], dim=1)
     torch.testing.assert_close(whole, steps, rtol=0, atol=1e-6)
 

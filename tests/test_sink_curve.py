@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from helpers import needle, pretrained, sink_curve, text
-from helpers.caches.full import FullCache
-from helpers.caches.sink import SinkCache
-from helpers.decoder import Decoder
-from helpers.experiments import perplexity
-from helpers.geometry import Geometry
+from helpers.caches import FullCache, SinkCache
+from helpers.models import pretrained, text
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry
+from helpers.quality import needle, sink_curve
+from helpers.quality.perplexity import perplexity
 
 TINY = Geometry("tiny", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=61)
 

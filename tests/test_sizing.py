@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from helpers import geometry, sizing
+from helpers.models import geometry, sizing
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from helpers import timing
-from helpers.simulated import SimulatedDevice, busy_machine
-from helpers.timing import Clock, Timing, compare_pairs
+from helpers.clock import timing
+from helpers.clock.simulated import SimulatedDevice, busy_machine
+from helpers.clock.timing import Clock, Timing, compare_pairs
 
 
 def simulated_clock(device: SimulatedDevice) -> Clock:

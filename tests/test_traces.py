@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import traces
-from helpers.blocks import BlockManager
-from helpers.traces import BadTrace, Request
+from helpers.serving import traces
+from helpers.serving.blocks import BlockManager
+from helpers.serving.traces import BadTrace, Request
 
 
 def through_the_manager(requests, block_size, blocks):

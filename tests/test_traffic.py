@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.traffic import Traffic
+from helpers.exercises.traffic import Traffic
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

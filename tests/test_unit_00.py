@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers import data
-from helpers.geometry import get, kv_bytes, weight_bytes
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.geometry import get
 
 SOURCE = Path(__file__).parents[1] / "solutions" / "00-clock" / "00-clock.py"
 CELLS = jupytext.read(SOURCE).cells

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helpers import data
-from helpers.geometry import decode_flops, get, kv_bytes, prefill_flops, weight_bytes
+from helpers.models.counts import decode_flops, kv_bytes, prefill_flops, weight_bytes
+from helpers.models.geometry import get
 from tests.misconceptions.harness import load
 from tools.units import find
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from helpers import data
-from helpers.geometry import get, kv_bytes, weight_bytes
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.geometry import get
 from tests.misconceptions.harness import ROOT, load
 
 SOURCE = ROOT / "solutions" / "02-growing-cache" / "02-growing-cache.py"
@@ -43,9 +44,7 @@ def test_parameter_table():
 
 
 def test_where_cache_equals_weights():
-    llama2, llama3 = (
-        weight_bytes(get(n), BF16) / kv_bytes(get(n), 1) for n in ("Llama-2-7b-hf", "Llama-3.1-8B")
-    )
+    llama2, llama3 = (weight_bytes(get(n), BF16) / kv_bytes(get(n), 1) for n in ("Llama-2-7b-hf", "Llama-3.1-8B"))
     says("The older model gets there at 25 thousand tokens")
     says("with a quarter of the KV heads, at 115 thousand")
     assert round(llama2 / 1e3) == 25 and round(llama3 / 1e3) == 115
@@ -82,9 +81,7 @@ def test_bandwidths_of_two_machines():
 def test_weights_written_into_the_cells():
     spark = get("Qwen2.5-7B")
     q8_bytes = 8.5 / 8  # Q8_0: 32 one-byte elements and a half-precision scale
-    file_bytes = (
-        float(re.search(r"([\d.]+) GiB", data.measurement("llamacpp-gb10-batch")["conditions"])[1]) * 2**30
-    )
+    file_bytes = float(re.search(r"([\d.]+) GiB", data.measurement("llamacpp-gb10-batch")["conditions"])[1]) * 2**30
     streamed = file_bytes - spark.vocab * spark.hidden * q8_bytes
     assert streamed == pytest.approx(7.517e9, rel=1e-3) and "tpot_seconds(7.517e9, 57_344" in TEXT
     assert kv_bytes(spark, 1) == 57_344
@@ -102,10 +99,7 @@ def test_l4_and_spark_against_the_bytes(reference):
     for row in data.measurement("vllm-l4-fp8")["data"]:
         if "ctx" in row:
             gaps.append(tpot(8.0445e9, 147_456, row["ctx"], 1, 247e9) * row["bf16"] - 1)
-    spark = {
-        (row["batch"], row["pp"]): row["ms_per_step"]
-        for row in data.measurement("llamacpp-gb10-batch")["data"]
-    }
+    spark = {(row["batch"], row["pp"]): row["ms_per_step"] for row in data.measurement("llamacpp-gb10-batch")["data"]}
     predicted = {key: 1e3 * tpot(7.517e9, 57_344, key[1] + 16, key[0], 220e9) for key in spark}
     gaps += [predicted[key] / spark[key] - 1 for key in spark if key[0] == 1]
     assert max(map(abs, gaps)) < 0.02

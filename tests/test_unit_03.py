@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from helpers import data
 from helpers.exercises.u03 import SIX, expanded_mla, expanded_row, repeat_kv_decode
-from helpers.geometry import catalogue, get, kv_bytes
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import catalogue, get
 
 SOURCE = Path(__file__).parents[1] / "solutions" / "03-gqa-mla" / "03-gqa-mla.py"
 CELLS = jupytext.read(SOURCE).cells
@@ -130,8 +131,8 @@ def test_repeat_kv_form_is_torch_grouped_attention():
 
 def test_expanded_form_is_the_decoders_layer():
     """The form that answers are held against, itself held against the layer that equals transformers'."""
-    from helpers.caches.latent import LatentCache
-    from helpers.decoder import Decoder
+    from helpers.caches import LatentCache
+    from helpers.models.decoder import Decoder
     from tests.test_latent import tiny
 
     g = tiny()

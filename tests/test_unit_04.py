@@ -5,13 +5,14 @@ import re
 import pytest
 import torch
 
-from helpers import data, pretrained, sink_curve, text
-from helpers.caches.full import FullCache
-from helpers.caches.probe import AttentionProbe
-from helpers.caches.sink import SinkCache
-from helpers.decoder import Decoder
-from helpers.experiments import losses
-from helpers.geometry import get, kv_bytes, weight_bytes
+from helpers import data
+from helpers.caches import AttentionProbe, FullCache, SinkCache
+from helpers.models import pretrained, text
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
+from helpers.quality import sink_curve
+from helpers.quality.perplexity import losses
 from tests.misconceptions.harness import ROOT, load
 
 SOURCE = ROOT / "solutions" / "04-streaming-llm" / "04-streaming-llm.py"

@@ -5,11 +5,13 @@ import re
 import pytest
 import torch
 
-from helpers import block_trial, data, traces
-from helpers.caches.full import FullCache
-from helpers.caches.paged import BlockPool, PagedCache
-from helpers.decoder import Decoder
-from helpers.geometry import get, kv_bytes
+from helpers import data
+from helpers.caches import BlockPool, FullCache, PagedCache
+from helpers.exercises import block_trial
+from helpers.models.counts import kv_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
+from helpers.serving import traces
 from tests.misconceptions.harness import ROOT, load
 
 SOURCE = ROOT / "solutions" / "05-prefix-caching" / "05-prefix-caching.py"

@@ -5,12 +5,13 @@ import re
 import pytest
 import torch
 
-from helpers import data, pretrained, text
-from helpers.caches import FullCache
-from helpers.caches.quantized import RoundTripCache
-from helpers.experiments import perplexity
-from helpers.geometry import get, kv_bytes, weight_bytes
-from helpers.quantize import per_channel, per_token, to_fp8
+from helpers import data
+from helpers.caches import FullCache, RoundTripCache
+from helpers.kernels.quantize import per_channel, per_token, to_fp8
+from helpers.models import pretrained, text
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.geometry import get
+from helpers.quality.perplexity import perplexity
 from tests.misconceptions.harness import ROOT
 
 SOURCE = (ROOT / "solutions" / "06-kv-quantization" / "06-kv-quantization.py").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tools import sandbox
-from tools.grading import Course, Result
+from tools.grading import Grader, Result
 from tools.score import report
 from tools.units import ROOT, CourseError, Unit, find, write_whole
 
@@ -85,7 +85,7 @@ def grade(
     hidden = [folder, *(root / name for name in sandbox.HIDDEN_IN_PROJECT)]
     extra = sandbox.settings(output, sockets, hidden) if sandboxed else sandbox.ipc(sockets)
     with sandbox.use(sockets):
-        course = Course(output, used, extra)
+        course = Grader(output, used, extra)
         results, absent, ids = [], [], _ids({student for student, *_ in handed_in})
         for student, unit, notebook, wrong in handed_in:
             if unit not in used:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import torch
 
-from helpers import device as devices
-from helpers import experiments, geometry, kernels, quantize, timing
-from helpers.caches.full import FullCache
-from helpers.decoder import Decoder
+from helpers import kernels
+from helpers.caches import FullCache
+from helpers.clock import devices, sweeps, timing
+from helpers.kernels import quantize
+from helpers.models import geometry
+from helpers.models.decoder import Decoder
 from tools import bench_peers
 
 MODEL = "SmolLM2-135M"
@@ -101,7 +103,7 @@ def decode_steps(decoder: Decoder, contexts: Sequence[int]) -> tuple[dict, dict]
     theirs = bench_peers.transformers_model(decoder)
     for batch in BATCHES:
         cache = FullCache(decoder.geometry, max(contexts) + 1, batch)
-        ours = experiments.DecodeStep(decoder, cache, max(contexts))
+        ours = sweeps.DecodeStep(decoder, cache, max(contexts))
         for context in contexts:
             step_bytes[batch, context] = ours.bytes_at(context)
         cache.rewind(max(contexts))
@@ -177,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, all points together")
     parser.add_argument("--out", default="build/bench.json", help="file to write")
     options = parser.parse_args(arguments)
-    rows = measure(experiments.CONTEXTS, options.seconds)
+    rows = measure(sweeps.CONTEXTS, options.seconds)
     print(table(rows))
     versions = {
         package: metadata.version(package)

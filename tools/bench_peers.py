@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from helpers.caches.full import FullCache
-from helpers.decoder import Decoder
+from helpers.caches import FullCache
+from helpers.models.decoder import Decoder
 
 Step = Callable[[], object]
 

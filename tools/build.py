@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
-from tools.checks import release_problems, source_problems
+from tools.problems import release_problems, source_problems
 from tools.source import solution_notebook
 from tools.units import ROOT, CourseError, Unit, find, nbgrader_config, notebook_text, write_whole
 

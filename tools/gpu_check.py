@@ -6,7 +6,7 @@
 First every cache layout against float64; then, with synthetic weights and caches in real geometries, prefill, decode
 against context and batch, attention alone and whole steps in every precision and with MHA, GQA, MQA and MLA, and a
 shared prefix read once. Bandwidths stand beside that of a copy in the same run. Writes one recording
-(`helpers.recordings`).
+(`helpers.clock.recordings`).
 """
 
 import argparse
@@ -27,14 +27,12 @@ import numpy
 import torch
 import triton
 
-from helpers import device as devices
-from helpers import experiments, geometry, graphs, recordings, sizing, timing
-from helpers.caches import FullCache
-from helpers.caches.latent import LatentCache
-from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
-from helpers.decoder import Decoder
-from helpers.geometry import Geometry
+from helpers.caches import Fp8Cache, FullCache, Int4TokenCache, Int8Cache, LatentCache, StaticCache
+from helpers.clock import devices, graphs, recordings, sweeps, timing
 from helpers.kernels import cuda
+from helpers.models import counts, geometry, sizing
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry
 from tools import attention_cases, gpu_caches
 
 BLOCK = cuda.CAPACITY_MULTIPLE
@@ -243,7 +241,7 @@ def make_decoder(check: Check, model: Geometry) -> Decoder:
 def decode_curve(check, decoder, model, batch, points: dict[int, int], id: str, x: str, unit: str) -> dict:
     """Decode steps at `points` {x: context}, over one cache."""
     capacity = round_up(max(points.values()) + 1)
-    cache = graphs.StaticCache(model, capacity, batch, check.plan.dtype, check.device, check.backend)
+    cache = StaticCache(model, capacity, batch, check.plan.dtype, check.device, check.backend)
     cache.kernels = cuda
     cache.keys.normal_()
     cache.values.normal_()
@@ -269,7 +267,7 @@ def decode_curve(check, decoder, model, batch, points: dict[int, int], id: str, 
 
 def fits(check: Check, model: Geometry, context: int, batch: int) -> bool:
     """Whether the cache has room beside what is on the device; if not, says so."""
-    needed = geometry.kv_bytes(model, context + 1, batch, check.plan.dtype)
+    needed = counts.kv_bytes(model, context + 1, batch, check.plan.dtype)
     free = devices.free_bytes(check.device)
     if free is None or needed <= sizing.usable_bytes(free):
         return True
@@ -317,7 +315,7 @@ def step_curve(check: Check, decoder: Decoder, model: Geometry, id: str, precisi
         check.note(f"{id}: left out, this device has no kernel that reads {precision}")
         return
     cache.kernels = cuda
-    point = experiments.DecodeStep(decoder, cache)
+    point = sweeps.DecodeStep(decoder, cache)
     steps = {context: point.at(context) for context in contexts}
     check.curve(
         id, f"decode, {model.name}, {precision} cache, batch 1", steps, point.bytes_at, model=model.name,
@@ -343,7 +341,7 @@ def prefill(check: Check, model: Geometry) -> None:
         "prompt", "tokens", model=model.name, dtype=name_of(plan.dtype), batch=1, weights="synthetic",
     )  # fmt: skip
     for length, timed in timings.items():
-        rate = geometry.prefill_flops(model, length) / timed.median
+        rate = counts.prefill_flops(model, length) / timed.median
         print(f"  {length:>9,} tokens     {length / timed.median:12,.0f} tokens/s  {rate / 1e12:8.1f} TFLOP/s")
 
 

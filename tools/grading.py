@@ -57,7 +57,7 @@ class Result:
         return sum(e.max_points for e in self.exercises)
 
 
-class Course:
+class Grader:
     """An nbgrader course directory at `folder` holding the solutions of `units`; `extra` adds nbgrader settings."""
 
     def __init__(self, folder: Path, units: list[Unit], extra: Config | None = None):

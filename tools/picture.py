@@ -19,7 +19,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from helpers import plots, recordings
+from helpers import plots
+from helpers.clock import recordings
 from tools.units import ROOT
 
 PICTURE = ROOT / "docs" / "images" / "tpot.png"

@@ -13,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools import build, course, sandbox
-from tools.grading import Course, Result
+from tools.grading import Grader, Result
 from tools.units import ROOT, CourseError, find
 
 PYTEST_WORKERS = "2"
 
 
 def lint() -> list[tuple[str, bool]]:
-    """ruff over everything that is tracked."""
-    return [("ruff", subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=ROOT).returncode == 0)]
+    """ruff over everything that is tracked: its rules, and its layout."""
+    commands = {"ruff check": ["check"], "ruff format": ["format", "--check"]}
+    return [
+        (name, subprocess.run([sys.executable, "-m", "ruff", *words, "."], cwd=ROOT).returncode == 0)
+        for name, words in commands.items()
+    ]
 
 
 def tests() -> list[tuple[str, bool]]:
@@ -57,7 +61,7 @@ def graded() -> list[tuple[str, bool]]:
     with tempfile.TemporaryDirectory(prefix="p-") as folder:
         sockets = Path(folder) / "s"
         with sandbox.use(sockets):
-            grading = Course(Path(folder) / "course", units, sandbox.ipc(sockets))
+            grading = Grader(Path(folder) / "course", units, sandbox.ipc(sockets))
             for unit in units:
                 reference = grading.grade("reference", unit, unit.solution)
                 untouched = grading.grade("untouched", unit, unit.release)

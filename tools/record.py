@@ -4,8 +4,8 @@
     python -m tools.record --out build/recordings --budget quick
 
 Takes about a minute on a laptop; close what else runs first. The weights are synthetic, for time does not depend on
-them. The notebooks can draw the file beside a learner's own curve (`helpers.recordings`). `tools.gpu_check` writes one
-of the same format with more in it, on an NVIDIA GPU.
+them. The notebooks can draw the file beside a learner's own curve (`helpers.clock.recordings`). `tools.gpu_check`
+writes one of the same format with more in it, on an NVIDIA GPU.
 """
 
 import argparse
@@ -16,10 +16,10 @@ from importlib import metadata
 
 import torch
 
-from helpers import device as devices
-from helpers import experiments, geometry, recordings, timing
 from helpers.caches import FullCache
-from helpers.decoder import Decoder
+from helpers.clock import devices, recordings, sweeps, timing
+from helpers.models import geometry
+from helpers.models.decoder import Decoder
 
 MODEL = "SmolLM2-135M"
 BATCHES = (1, 4)
@@ -36,7 +36,7 @@ def record(
     """A recording of decode steps of `shape`, float32, over all `contexts` and BATCHES, measured in turns."""
     decoder = Decoder(shape, torch.float32, device)
     engines = {batch: (decoder, FullCache(shape, max(contexts) + 1, batch, torch.float32, device)) for batch in BATCHES}
-    swept = experiments.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
+    swept = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
     recording = recordings.new(
         name, card.name, device.type, asdict(card),
         versions={package: metadata.version(package) for package in ("torch", "numpy", "numba")},
@@ -75,7 +75,7 @@ def show(recording: dict) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--budget", default="full", choices=tuple(experiments.SECONDS_PER_POINT))
+    parser.add_argument("--budget", default="full", choices=tuple(sweeps.SECONDS_PER_POINT))
     parser.add_argument("--name", help="of the recording; the device's if left out")
     parser.add_argument("--out", default=recordings.FOLDER, help="folder to write to")
     options = parser.parse_args(arguments)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     card = devices.card(device, refresh=True)
     card.show()
     name = options.name or recordings.slug(card.name)
-    recording = record(device, geometry.get(MODEL), experiments.CONTEXTS, options.budget, card, name)
+    recording = record(device, geometry.get(MODEL), sweeps.CONTEXTS, options.budget, card, name)
     if card.busy:
         recording["notes"].append("the machine was busy while the card was measured")
     show(recording)

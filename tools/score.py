@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tools import sandbox
-from tools.grading import Course, Result
+from tools.grading import Grader, Result
 from tools.units import ROOT, CourseError, find
 
 
@@ -40,7 +40,7 @@ def score(root: Path, work: Path, selection: list[str], course: Path) -> list[Re
         raise CourseError(f"no notebook of yours for {', '.join(absent)} in {work}; `make lab` puts one there")
     if not started:
         raise CourseError(f"nothing to score: {work} holds no unit yet; `make lab` starts you off")
-    graded = Course(course / "course", started, sandbox.ipc(course / "s"))
+    graded = Grader(course / "course", started, sandbox.ipc(course / "s"))
     results = []
     with sandbox.use(course / "s"):
         for unit in started:

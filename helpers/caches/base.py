@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from helpers import kernels
-from helpers.geometry import Geometry
+from helpers.models.geometry import Geometry
 
 
 class CacheFull(ValueError):

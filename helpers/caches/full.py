@@ -2,10 +2,10 @@
 
 import torch
 
-from helpers import rope
-from helpers.attention import causal
 from helpers.caches.base import KVCache
-from helpers.geometry import Geometry
+from helpers.models import rope
+from helpers.models.attention import causal
+from helpers.models.geometry import Geometry
 
 
 class FullCache(KVCache):

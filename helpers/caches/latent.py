@@ -2,9 +2,9 @@
 
 import torch
 
-from helpers import rope
 from helpers.caches.base import KVCache
-from helpers.geometry import Geometry
+from helpers.models import rope
+from helpers.models.geometry import Geometry
 
 QUERIES_AT_ONCE = 128
 
@@ -13,7 +13,7 @@ class LatentCache(KVCache):
     """Rows [layers, batch, capacity, kv_lora_rank + qk_rope_head_dim]: the latent, then the shared rotated key.
 
     Every query head reads the same row, and the latent serves as key and as value, so that a row is read once for
-    both (DeepSeek-V2, arXiv 2405.04434, section 2.1). Queries come already absorbed: `helpers.latent_attention`
+    both (DeepSeek-V2, arXiv 2405.04434, section 2.1). Queries come already absorbed: `helpers.models.latent_attention`
     carries them into the latent before, and carries the answer out of it after.
 
     Raises:

@@ -1,15 +1,15 @@
-"""The paged cache: fixed-size blocks in one pool, and for each session the list of the blocks that hold its history.
+"""The paged cache: fixed-size blocks in one pool, and for each session the list of those that hold its history.
 
-`helpers.blocks` (or a learner's own manager) decides which blocks; this file holds their contents. Two sessions whose
-lists name the same block share its bytes.
+`helpers.serving.blocks` (or a learner's own manager) decides which blocks; this file holds their contents. Two sessions
+whose lists name the same block share its bytes.
 """
 
 import torch
 
-from helpers import rope
-from helpers.attention import causal
 from helpers.caches.base import KVCache
-from helpers.geometry import Geometry
+from helpers.models import rope
+from helpers.models.attention import causal
+from helpers.models.geometry import Geometry
 
 
 class BlockPool:

@@ -6,10 +6,10 @@ suffix apart, and merge the two by their log-sum-exps.
 
 import torch
 
-from helpers import rope
-from helpers.attention import causal
 from helpers.caches.base import KVCache
 from helpers.caches.full import FullCache
+from helpers.models import rope
+from helpers.models.attention import causal
 
 
 class SharedPrefixCache(KVCache):

@@ -2,8 +2,8 @@
 
 import torch
 
-from helpers import rope
 from helpers.caches.full import FullCache
+from helpers.models import rope
 
 
 class AttentionProbe(FullCache):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import torch
 
-from helpers import quantize, rope
-from helpers.attention import causal
 from helpers.caches.base import KVCache
 from helpers.caches.full import FullCache
-from helpers.geometry import Geometry
-from helpers.kernels import reference
+from helpers.kernels import quantize, reference
+from helpers.models import rope
+from helpers.models.attention import causal
+from helpers.models.geometry import Geometry
 
 
 class QuantizedCache(KVCache):

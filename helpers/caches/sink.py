@@ -6,9 +6,9 @@ cache: the sinks stand at 0 … sinks-1, the window follows, and the newest toke
 
 import torch
 
-from helpers import rope
 from helpers.caches.base import KVCache
-from helpers.geometry import Geometry
+from helpers.models import rope
+from helpers.models.geometry import Geometry
 
 BLOCK = 256  # queries of a prompt that attend together: their scores must stay small
 

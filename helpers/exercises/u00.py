@@ -6,8 +6,8 @@ import random
 import statistics
 
 from helpers import data
-from helpers.check import Wrong, call, exercise, number, require
-from helpers.simulated import SimulatedDevice
+from helpers.check import Wrong, call, entries, exercise, number, require
+from helpers.clock.simulated import SimulatedDevice
 
 # One decode step of Llama-3.1-8B in bfloat16: every weight is read once, multiplied and added once a token.
 STEP_BYTES = 15.01e9
@@ -17,7 +17,7 @@ KERNEL_SECONDS, LAUNCH_SECONDS = 10e-3, 20e-6
 
 @exercise("00.1")
 def floors_of_two_steps(floor_ms):
-    _fields("floor_ms", floor_ms, ["decode", "prompt"])
+    entries("floor_ms", floor_ms, ["decode", "prompt"])
     sheet = data.device("H100 SXM")
     reading = STEP_BYTES / sheet["bandwidth_GBps"] / 1e9 * 1e3
     multiplying = STEP_FLOPS / sheet["dense_bf16_TFLOPs"] / 1e12 * 1e3
@@ -270,7 +270,7 @@ def measure_in_turns(function):
 
 @exercise("00.7")
 def bandwidth_of_three_gpus(achieved_gb_per_s):
-    _fields("achieved_gb_per_s", achieved_gb_per_s, ["H100", "B200", "L4"])
+    entries("achieved_gb_per_s", achieved_gb_per_s, ["H100", "B200", "L4"])
     for gpu in ("H100", "B200"):
         slope_ms = _llama_slope_ms(gpu)
         expect = 131_072 / (slope_ms * 1e-3) / 1e9
@@ -419,10 +419,3 @@ def _llama_slope_ms(gpu: str) -> float:
         for row in rows
         if (row.get("gpu"), row.get("model"), row.get("kv")) == (gpu, "Llama-3.1-8B", "bf16")
     )
-
-
-def _fields(name: str, answer, keys: list[str]) -> None:
-    if not isinstance(answer, dict):
-        raise Wrong(f"{name} has to be a dictionary with the entries {', '.join(map(repr, keys))}.")
-    missing = [key for key in keys if key not in answer]
-    require(not missing, f"{name} has no entry {', '.join(map(repr, missing))}: keep the given names.")

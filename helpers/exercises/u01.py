@@ -5,10 +5,11 @@ import math
 
 import torch
 
-from helpers.caches.full import FullCache
+from helpers.caches import FullCache
 from helpers.check import Wrong, call, choice, exercise, number, require
-from helpers.decoder import Decoder
-from helpers.geometry import Geometry, get, kv_bytes, prefill_flops, weight_bytes
+from helpers.models.counts import kv_bytes, prefill_flops, weight_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry, get
 
 A100_FLOPS, A100_BYTES = 312e12, 2039e9
 PROMPT = 1024

@@ -7,8 +7,9 @@ import types
 import torch
 
 from helpers import data
-from helpers.check import Wrong, call, exercise, number, require
-from helpers.geometry import Geometry, catalogue, get, kv_bytes, weight_bytes
+from helpers.check import Wrong, call, entries, exercise, number, require
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.geometry import Geometry, catalogue, get
 
 WITHIN = 0.05  # how near a published measurement a model of bytes has to come
 
@@ -23,7 +24,7 @@ def kv_bytes_of_six_models(kv_bytes_of):
         "Mixtral-8x7B-v0.1",
         "SmolLM2-135M",
     ]
-    _fields("kv_bytes_of", kv_bytes_of, names)
+    entries("kv_bytes_of", kv_bytes_of, names)
     for name in names:
         g = get(name)
         expect = kv_bytes(g, tokens=1, dtype=torch.bfloat16)
@@ -33,7 +34,7 @@ def kv_bytes_of_six_models(kv_bytes_of):
 @exercise("02.2")
 def tokens_where_cache_equals_weights(tokens_where_equal):
     names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
-    _fields("tokens_where_equal", tokens_where_equal, names)
+    entries("tokens_where_equal", tokens_where_equal, names)
     for name in names:
         g = get(name)
         weights, per_token = weight_bytes(g, torch.bfloat16), kv_bytes(g, tokens=1)
@@ -46,16 +47,12 @@ def tokens_where_cache_equals_weights(tokens_where_equal):
             / per_token,
             "You forgot V: a token leaves a key and a value, so it needs half as many tokens.": 2 * expect,
             "You divided parameters, not bytes: in bfloat16 a parameter is 2 bytes.": expect / 2,
-            "You divided bytes by elements, or counted float32 weights: both sides are in bfloat16.": 4
-            * expect,
-            "You counted one layer's cache; a token leaves keys and values in every layer.": expect
-            * g.layers,
+            "You divided bytes by elements, or counted float32 weights: both sides are in bfloat16.": 4 * expect,
+            "You counted one layer's cache; a token leaves keys and values in every layer.": expect * g.layers,
         }
         if g.group_size > 1:
             slips["You counted query heads; only the KV heads are kept."] = expect / g.group_size
-            del slips[
-                "You divided bytes by elements, or counted float32 weights: both sides are in bfloat16."
-            ]
+            del slips["You divided bytes by elements, or counted float32 weights: both sides are in bfloat16."]
         number(tokens_where_equal[name], expect, unit="tokens", rel=0.01, slips=slips, name=name)
 
 
@@ -100,9 +97,7 @@ def kv_bytes_per_token(function):
     known = Geometry(name="a small model", vocab=512, **vars(shape))
     case = "for 3 layers, hidden 120, 12 query heads, 4 KV heads, head_dim 16"
     expect = kv_bytes(known, tokens=1, dtype=torch.bfloat16)
-    number(
-        call(function, known, 2), expect, unit="bytes", rel=1e-9, slips=_kv_slips(known, expect), name=case
-    )
+    number(call(function, known, 2), expect, unit="bytes", rel=1e-9, slips=_kv_slips(known, expect), name=case)
     for dtype, size in ((torch.float32, 4), (torch.int8, 1)):
         expect = kv_bytes(known, tokens=1, dtype=dtype)
         slips = {"You ignored bytes_per_element and assumed 2.": expect * 2 / size}
@@ -157,9 +152,7 @@ def tpot_seconds(function):
         },
     )
     number(call(function, 10e9, 1e5, 0, 3, 1e12), 0.010, unit="s", rel=1e-6, name=f"{case}, context 0")
-    named = call(
-        function, weight_bytes=2e9, kv_bytes_per_token=1e4, context=10, batch=1, bandwidth=1e9, overhead=0
-    )
+    named = call(function, weight_bytes=2e9, kv_bytes_per_token=1e4, context=10, batch=1, bandwidth=1e9, overhead=0)
     number(named, 2.0001, unit="s", rel=1e-6, name="called with arguments by name")  # float32 is good enough
     return "; ".join([*_against_vllm_on_l4(function), *_against_gpt_fast(function)])
 
@@ -215,8 +208,7 @@ def bandwidth_and_overhead(function):
             "You forgot the batch: one token more in each of 3 sequences is three rows to read.": 1e12 / 3,
             "You divided by the batch; one token more in each sequence is batch rows to read.": 1e12 / 9,
             "Upside down: bandwidth is bytes per token divided by seconds per token.": [3e-12, 1e-12, 9e-12],
-            "You read the intercept. It holds the overhead too; the slope holds nothing but reads.": 10e9
-            / 0.012,
+            "You read the intercept. It holds the overhead too; the slope holds nothing but reads.": 10e9 / 0.012,
             "You returned (overhead, bandwidth): the bandwidth comes first.": 0.002,
         },
     )
@@ -239,9 +231,7 @@ def bandwidth_and_overhead(function):
         line = _published_line(gpu)
         weights = weight_bytes(get("Llama-3.1-8B"), torch.bfloat16)
         per_token = kv_bytes(get("Llama-3.1-8B"), tokens=1)
-        read, left = _pair(
-            call(function, line["slope"] / 1e3, line["intercept"] / 1e3, weights, per_token), *labels
-        )
+        read, left = _pair(call(function, line["slope"] / 1e3, line["intercept"] / 1e3, weights, per_token), *labels)
         nameplate = 1e9 * data.device(sheet)["bandwidth_GBps"]
         require(
             abs(read / nameplate - 1) < 0.12,
@@ -249,9 +239,7 @@ def bandwidth_and_overhead(function):
             f"far from the data sheet's {nameplate / 1e12:.2f}. Check it with batch left out.",
         )
         said.append(f"{gpu} {read / 1e12:.2f} TB/s ({100 * read / nameplate:.0f} % of the data sheet)")
-        require(
-            0 < left < line["intercept"] / 1e3, f"the overhead on an {gpu} has to be part of the intercept."
-        )
+        require(0 < left < line["intercept"] / 1e3, f"the overhead on an {gpu} has to be part of the intercept.")
     return "; ".join(said)
 
 
@@ -260,7 +248,7 @@ def the_incident(incident):
     weights = weight_bytes(get("Llama-3.1-70B"), torch.bfloat16)
     real = get("Llama-3.1-70B")
     kinds = {"MHA": kv_bytes(real.replace(kv_heads=real.q_heads), 1), "GQA-8": kv_bytes(real, 1)}
-    _fields(
+    entries(
         "incident",
         incident,
         [f"factor at batch 1, {k}" for k in kinds] + [f"batch for 3 times, {k}" for k in kinds],
@@ -282,8 +270,9 @@ def the_incident(incident):
         slips = {
             "You made the cache at 30,000 tokens three times the weights. TPOT at 1,000 holds weights too: "
             "solve W + 30,000·B·kv = 3·(W + 1,000·B·kv).": 3 * weights / (30_000 * per_token),
-            "You left the cache at 1,000 tokens out of the start. Three times the start is "
-            "3·(W + 1,000·B·kv).": 2 * weights / (30_000 * per_token),
+            "You left the cache at 1,000 tokens out of the start. Three times the start is 3·(W + 1,000·B·kv).": 2
+            * weights
+            / (30_000 * per_token),
             "The start is tripled whole, its cache too: the unknown stands at 30,000 − 3·1,000.": 2
             * weights
             / (29_000 * per_token),
@@ -300,17 +289,14 @@ def _kv_slips(g: Geometry, expect: float) -> dict[str, float]:
     slips = {
         "You forgot V: a token leaves a key and a value.": expect / 2,
         "You counted query heads; only the KV heads are kept.": expect * g.group_size,
-        "You took head_dim to be hidden / query heads; in this model it is a number of its own.": expect
-        * narrow,
+        "You took head_dim to be hidden / query heads; in this model it is a number of its own.": expect * narrow,
         "You multiplied by the experts. They replace the MLP; attention and its cache are there once.": expect
         * experts,
         "You counted one layer; every layer keeps keys and values.": expect / g.layers,
         "You used the hidden size; what is kept is KV heads × head_dim wide.": expect
         * g.hidden
         / (g.kv_heads * g.head_dim),
-        "You counted elements: multiply by the bytes of one.": expect / 2 / 2
-        if g.group_size == 2
-        else expect / 4,
+        "You counted elements: multiply by the bytes of one.": expect / 2 / 2 if g.group_size == 2 else expect / 4,
         "That is bits: a byte has 8.": expect * 8,
     }
     unlike = {}
@@ -318,12 +304,6 @@ def _kv_slips(g: Geometry, expect: float) -> dict[str, float]:
         if abs(value / expect - 1) > 1e-9 and value not in unlike.values():
             unlike[message] = value
     return unlike
-
-
-def _fields(name: str, answer, keys: list[str]) -> None:
-    require(isinstance(answer, dict), f"{name} has to stay a dict with the keys that were given.")
-    missing = [key for key in keys if key not in answer]
-    require(not missing, f"{name} has lost its entry {missing[:1]}; put it back.")
 
 
 def _pair(value, first: str, second: str) -> tuple[float, float]:

@@ -5,9 +5,10 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from helpers.check import Wrong, call, choice, close, exercise, number, require
-from helpers.geometry import MLA, get, kv_bytes
-from helpers.traffic import Traffic
+from helpers.check import Wrong, call, choice, close, entries, exercise, number, require
+from helpers.exercises.traffic import Traffic
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import MLA, get
 
 SIX = (
     "Llama-2-7b-hf",
@@ -31,16 +32,9 @@ def repeat_kv_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
     return F.scaled_dot_product_attention(q[:, :, None], k, v)[:, :, 0]
 
 
-def _entries(answer, names, what):
-    require(isinstance(answer, dict), f"{what} has to stay a dict with a number for each name.")
-    missing = [name for name in names if name not in answer]
-    require(not missing, f"{what} has lost its entry {missing[:1]}.")
-    return [(name, answer[name]) for name in names]
-
-
 @exercise("03.1")
 def check_kv_bytes_of(kv_bytes_of):
-    for name, value in _entries(kv_bytes_of, SIX, "kv_bytes_of"):
+    for name, value in entries("kv_bytes_of", kv_bytes_of, SIX):
         g = get(name)
         expect = kv_bytes(g, tokens=1)
         if g.mla:
@@ -118,7 +112,7 @@ def check_times_smaller(times_smaller):
             },
         ),
     }
-    for name, value in _entries(times_smaller, checks, "times_smaller"):
+    for name, value in entries("times_smaller", times_smaller, checks):
         expect, slips = checks[name]
         number(value, expect, rel=1.5e-2, unit="times", slips=slips, name=name)
 
@@ -127,7 +121,7 @@ def check_times_smaller(times_smaller):
 def check_saved_percent(saved_percent):
     before, after = kv_bytes(get("DeepSeek-LLM-67B"), 1), kv_bytes(get("DeepSeek-V2"), 1)
     checks = {"both bfloat16": after, "V2 at 6 bits": after * 6 / 16}
-    for name, value in _entries(saved_percent, checks, "saved_percent"):
+    for name, value in entries("saved_percent", saved_percent, checks):
         left = checks[name]
         slips = {
             "That is what is left; the saving is 100 minus that.": 100 * left / before,
@@ -383,8 +377,8 @@ def check_flop_per_byte(flop_per_byte, limit):
         "That is per element; a bfloat16 element has 2 bytes.": 2.0,
         "A multiplication and an addition are two FLOPs.": 0.5,
     }
-    for name, value in _entries(
-        flop_per_byte, ("MHA", "GQA-8, 64 query heads", "MLA, 128 query heads"), "flop_per_byte"
+    for name, value in entries(
+        "flop_per_byte", flop_per_byte, ("MHA", "GQA-8, 64 query heads", "MLA, 128 query heads")
     ):
         if name.startswith("MLA"):
             with contextlib.suppress(Wrong):  # FlashMLA's own documents round to 2 FLOPs per head and byte: 256
@@ -440,7 +434,7 @@ def check_tokens_that_fit(tokens_that_fit):
             },
         ),
     }
-    for name, value in _entries(tokens_that_fit, checks, "tokens_that_fit"):
+    for name, value in entries("tokens_that_fit", tokens_that_fit, checks):
         per_token, slips = checks[name]
         tokens = {message: [pool / s for s in (x if isinstance(x, list) else [x])] for message, x in slips.items()}
         tokens[gib] = [35.42e9 / per_token]
@@ -476,6 +470,6 @@ def check_bytes_per_gpu(bytes_per_gpu):
             },
         ),
     }
-    for key, value in _entries(bytes_per_gpu, checks, "bytes_per_gpu"):
+    for key, value in entries("bytes_per_gpu", bytes_per_gpu, checks):
         expect, slips = checks[key]
         number(value, expect, rel=1e-6, unit="bytes", slips=slips, name=f"{key[0]} on {key[1]} GPUs")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from helpers import sink_curve
-from helpers.caches.sink import SinkBuffers
-from helpers.check import Wrong, call, close, exercise, number, require
-from helpers.geometry import Geometry, get, kv_bytes, weight_bytes
+from helpers.caches import SinkBuffers
+from helpers.check import Wrong, call, close, entries, exercise, number, require
+from helpers.models.counts import kv_bytes, weight_bytes
+from helpers.models.geometry import Geometry, get
+from helpers.quality import sink_curve
 
 SINKS, WINDOW, CONTEXT = 4, 2_048, 32_768
 CACHES, TOKENS = ((2, 3), (4, 6), (0, 5), (4, 4)), 40
@@ -19,7 +20,7 @@ SMALL = Geometry(
 @exercise("04.1")
 def check_ceiling_gb(ceiling_gb):
     names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
-    _fields("ceiling_gb", ceiling_gb, names)
+    entries("ceiling_gb", ceiling_gb, names)
     rows = SINKS + WINDOW
     for name in names:
         g = get(name)
@@ -41,7 +42,7 @@ def check_ceiling_gb(ceiling_gb):
 @exercise("04.2")
 def check_times_faster(times_faster):
     names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
-    _fields("times_faster", times_faster, names)
+    entries("times_faster", times_faster, names)
     for name in names:
         g = get(name)
         weights = weight_bytes(g, torch.bfloat16)
@@ -68,7 +69,7 @@ def check_times_faster(times_faster):
 def check_still_growing(still_growing):
     names = ["gpt-oss-20b", "Gemma-3-4b-it"]
     keys = [f"{name}, {what}" for name in names for what in ("layers", "bytes per token")]
-    _fields("still_growing", still_growing, [*keys, "gpt-oss-20b, rows for its sinks"])
+    entries("still_growing", still_growing, [*keys, "gpt-oss-20b, rows for its sinks"])
     for name in names:
         g = get(name)
         layers = g.layers - g.sliding_layers
@@ -280,12 +281,6 @@ def smallest_safe_window(function):
         within = [w for w in curve if all(curve[v] <= dense * (1 + allowed) for v in curve if v >= w)]
         name = f"on the recorded curve, {100 * allowed:.0f} %"
         number(asked(curve, dense, allowed), min(within), unit="tokens", rel=0, name=name)
-
-
-def _fields(name: str, answer, keys: list[str]) -> None:
-    require(isinstance(answer, dict), f"{name} has to stay a dict with the keys that were given.")
-    missing = [key for key in keys if key not in answer]
-    require(not missing, f"{name} has lost its entry {missing[:1]}; put it back.")
 
 
 def _gb(g: Geometry, rows: int) -> float:

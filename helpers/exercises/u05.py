@@ -6,11 +6,12 @@ import math
 
 import torch
 
-from helpers import block_trial
-from helpers.blocks import BlockManager
-from helpers.check import Wrong, call, close, exercise, number, require
-from helpers.geometry import get, kv_bytes
-from helpers.traffic import Traffic
+from helpers.check import Wrong, call, close, entries, exercise, number, require
+from helpers.exercises import block_trial
+from helpers.exercises.traffic import Traffic
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import get
+from helpers.serving.blocks import BlockManager
 
 
 @exercise("05.1")
@@ -63,7 +64,7 @@ def hit_tokens_of_six_prompts(hits):
             },
         ),
     }
-    _fields("hits", hits, list(cases))
+    entries("hits", hits, list(cases))
     for name, (expect, slips) in cases.items():
         number(hits[name], expect, unit="tokens", rel=0, slips=slips, name=name)
 
@@ -98,7 +99,7 @@ def memory_of_fifty_sessions(memory_gb):
             },
         ),
     }
-    _fields("memory_gb", memory_gb, list(cases))
+    entries("memory_gb", memory_gb, list(cases))
     for name, (expect, slips) in cases.items():
         number(memory_gb[name], expect, unit="GB", rel=0.01, slips=slips, name=name)
 
@@ -110,7 +111,7 @@ def fewer_bytes_with_a_shared_prefix(times_fewer):
         "P 512, u 512, B 8": (512, 512, 8),
         "P 32,768, u 256, B 1": (32_768, 256, 1),
     }
-    _fields("times_fewer", times_fewer, list(cases))
+    entries("times_fewer", times_fewer, list(cases))
     for name, (p, u, b) in cases.items():
         expect = b * (p + u) / (p + b * u)
         slips = {
@@ -174,7 +175,7 @@ def money(money):
         ),
     }
     reuses = {"reuses, write at 1.25": (1, 1.25), "reuses, write at 2": (2, 2.0)}
-    _fields("money", money, [*cases, *reuses])
+    entries("money", money, [*cases, *reuses])
     for name, (expect, slips) in cases.items():
         number(money[name], expect, unit="$", rel=0.005, slips=slips, name=name)
     for name, (expect, write) in reuses.items():
@@ -557,9 +558,3 @@ def _on_trial(kind) -> int:
         return block_trial.convict(lambda: kind(7, 2))
     except block_trial.Slip as slip:
         raise Wrong(str(slip)) from None
-
-
-def _fields(name: str, answer, keys: list[str]) -> None:
-    require(isinstance(answer, dict), f"{name} has to stay a dict with the keys that were given.")
-    missing = [key for key in keys if key not in answer]
-    require(not missing, f"{name} has lost its entry {missing[:1]}; put it back.")

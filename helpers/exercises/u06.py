@@ -6,10 +6,11 @@ import functools
 
 import torch
 
-from helpers import quantize
-from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
-from helpers.check import Wrong, call, close, exercise, number, require
-from helpers.geometry import get, kv_bytes
+from helpers.caches import Fp8Cache, Int4TokenCache, Int8Cache
+from helpers.check import call, close, entries, exercise, number, require
+from helpers.kernels import quantize
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import get
 
 FORGOT_V = "You forgot V: your count is exactly half."
 L4 = {"weights": 8.0445e9, "bf16": 147_456}  # Qwen3-4B: bytes a step reads, bytes a token leaves
@@ -25,7 +26,7 @@ def quantized_bytes(counts):
         "int4, groups of 64, 2-byte scale and 2-byte zero": (g.head_dim // 2, 2 * 4),
         "int4, groups of 32, 2-byte scale and 2-byte zero": (g.head_dim // 2, 4 * 4),
     }
-    _fields(counts, "quantized_bytes", schemes)
+    entries("quantized_bytes", counts, schemes)
     for name, (levels, extra) in schemes.items():
         expect = vectors * (levels + extra)
         slips = {
@@ -51,7 +52,7 @@ def quantized_bytes(counts):
 @exercise("06.2")
 def break_even_tokens(tokens):
     lines = {"H100": (4.37e-5, 6.44, 2.37e-5, 6.58), "B200": (1.80e-5, 3.93, 9.72e-6, 3.96)}
-    _fields(tokens, "break_even_tokens", lines)
+    entries("break_even_tokens", tokens, lines)
     for gpu, (slope, intercept, fp8_slope, fp8_intercept) in lines.items():
         extra, saved = fp8_intercept - intercept, slope - fp8_slope
         slips = {
@@ -360,7 +361,7 @@ def quantized_bytes_per_token(function):
 
 @exercise("06.8")
 def fp8_gain(gains):
-    _fields(gains, "fp8_gain", [2_048, 32_768])
+    entries("fp8_gain", gains, [2_048, 32_768])
     weights, bf16 = L4["weights"], L4["bf16"]
     for context in (2_048, 32_768):
         cache = context * bf16
@@ -382,7 +383,7 @@ def fp8_gain(gains):
 
 @exercise("06.9")
 def int4_speedup(speedup):
-    _fields(speedup, "int4_speedup", ["by bytes", "by instructions"])
+    entries("int4_speedup", speedup, ["by bytes", "by instructions"])
     number(
         speedup["by bytes"],
         16 / 4.5,
@@ -413,13 +414,6 @@ def int4_speedup(speedup):
             "You counted 7.7 instructions per byte; they are per number.": 2 * 6.2 / 7.7 * 16 / 4.5 / 2,
         },
     )
-
-
-def _fields(given, name, keys) -> None:
-    """Refuse anything but a dict with these keys."""
-    require(isinstance(given, dict), f"{name} has to stay a dict with the keys {', '.join(map(repr, keys))}.")
-    if missing := [key for key in keys if key not in given]:
-        raise Wrong(f"{name} has no entry {missing[0]!r}: keep the keys as they were given.")
 
 
 def _untouched(function):

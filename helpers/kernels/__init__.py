@@ -1,5 +1,7 @@
 """The tuned reads of the course: one interface, three backends.
 
+Must not know models, caches or what a number is for: tensors in, tensors out.
+
     kernels = helpers.kernels.select(device)          # "cpu", "cuda" or "reference", by device
     y = kernels.linear(x, weight)
     out = kernels.decode_attention(q, k, v, length)

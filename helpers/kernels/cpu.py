@@ -13,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers import quantize
-from helpers.kernels import KernelUnsupported, cpu_kernels, reference
+from helpers.kernels import KernelUnsupported, cpu_kernels, quantize, reference
 from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
@@ -107,7 +106,7 @@ class SingleToken:
         kind: "float32", "int8" or "int4" (per token).
         stored: keys and values [layers, batch, kv_heads, capacity, ·], each followed by its scales and zeros, in the
             forms of `decode_attention`, `decode_attention_int8` and `decode_attention_int4`.
-        cos, sin: [positions, head_dim] of `helpers.rope`.
+        cos, sin: [positions, head_dim] of `helpers.models.rope`.
     """
 
     def __init__(self, kind: str, stored: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor):

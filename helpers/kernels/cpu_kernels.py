@@ -277,7 +277,7 @@ def _finite(x):
 
 @_compiled(fastmath=False, no_cpython_wrapper=True)
 def _to_int8(x, numbers, scale):
-    """As `helpers.quantize.int8_per_token`: x [batch, heads, head_dim] → int8, and scale [batch, heads]."""
+    """As `helpers.kernels.quantize.int8_per_token`: x [batch, heads, head_dim] → int8, and scale [batch, heads]."""
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
             largest = f32(0)
@@ -303,8 +303,8 @@ def append_int8(k, v, cos, sin, position, k_q, k_scale, v_q, v_scale):
 
 @_compiled(fastmath=False, no_cpython_wrapper=True)
 def _to_int4(x, packed, scale, zero):
-    """As `helpers.quantize.per_token` with 4 bits: x [batch, heads, head_dim] → packed [batch, heads, head_dim / 2],
-    scale and zero [batch, heads, groups]."""
+    """As `helpers.kernels.quantize.per_token` with 4 bits: x [batch, heads, head_dim] → packed [batch, heads,
+    head_dim / 2], scale and zero [batch, heads, groups]."""
     half, groups = x.shape[2] // 2, scale.shape[2]
     width = x.shape[2] // groups
     levels = np.empty(x.shape[2], np.uint8)

@@ -28,10 +28,11 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 
-from helpers import check, data, estimates, plots, timing
-from helpers.device import card as device_card
-from helpers.device import pick
-from helpers.simulated import SimulatedDevice, busy_machine
+from helpers import check, data, estimates, plots
+from helpers.clock import timing
+from helpers.clock.devices import card as device_card
+from helpers.clock.devices import pick
+from helpers.clock.simulated import SimulatedDevice, busy_machine
 
 import torch  # after helpers, which decide how its threads wait
 
@@ -71,7 +72,9 @@ from helpers import check
 
 check.grade("00.1", floor_ms)
 ### BEGIN HIDDEN TESTS
-assert abs(float(floor_ms["decode"]) - 4.481) < 0.01, "the floor of the decode step is off"
+assert abs(float(floor_ms["decode"]) - 4.481) < 0.01, (
+    "the floor of the decode step is off"
+)
 assert abs(float(floor_ms["prompt"]) - 15.17) < 0.05, "the floor of the prompt is off"
 ### END HIDDEN TESTS
 
@@ -87,7 +90,9 @@ ridge_flop_per_byte = None  # FLOP/byte
 tokens_at_ridge = None  # tokens
 ### BEGIN SOLUTION
 ridge_flop_per_byte = 989.5e12 / 3_350e9
-tokens_at_ridge = ridge_flop_per_byte * 2 / 2  # 2 bytes a weight, 2 FLOPs a weight and token
+tokens_at_ridge = (
+    ridge_flop_per_byte * 2 / 2
+)  # 2 bytes a weight, 2 FLOPs a weight and token
 ### END SOLUTION
 
 # %% test="00.2" points=2
@@ -130,7 +135,9 @@ hundred_ms = None  # ms
 ### BEGIN SOLUTION
 no_sync_ms = 0.020
 sync_ms = 0.020 + 10
-hundred_ms = (0.020 + 100 * 10) / 100  # launches hide behind the kernels that run, all but the first
+hundred_ms = (
+    0.020 + 100 * 10
+) / 100  # launches hide behind the kernels that run, all but the first
 ### END SOLUTION
 
 # %% test="00.3" points=3
@@ -150,6 +157,7 @@ assert abs(float(hundred_ms) - 10.0002) < 0.006, "hundred_ms is off"
 # allocate, fill caches); let the queue run empty before you start the clock, or you pay for somebody else's
 # work; let it run empty again before you stop it. `now` and `synchronize` are arguments, so the same timer
 # runs on the simulated device and on yours.
+
 
 # %% answer="00.4"
 def time_step(step, now, synchronize, samples=20, warm_up=5):
@@ -184,7 +192,9 @@ check.grade("00.4", time_step)
 sim = SimulatedDevice(launch_seconds=2e-5, start_up=(300.0, 5.0))
 sim.launch(1.0)
 got = time_step(sim.kernel(0.01), sim.now, sim.synchronize, samples=4, warm_up=2)
-assert [round(float(s), 9) for s in got] == [0.01002] * 4, "a 10 ms kernel, launched in 20 µs, is 10.02 ms"
+assert [round(float(s), 9) for s in got] == [0.01002] * 4, (
+    "a 10 ms kernel, launched in 20 µs, is 10.02 ms"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -193,6 +203,7 @@ assert [round(float(s), 9) for s in got] == [0.01002] * 4, "a 10 ms kernel, laun
 # quartiles: the middle half of the samples lies about that close to the median.
 #
 # **Exercise 00.5.** Write `median_and_spread`. `np.percentile(samples, 25)` is the first quartile.
+
 
 # %% answer="00.5"
 def median_and_spread(samples):
@@ -212,7 +223,9 @@ from helpers import check
 check.grade("00.5", median_and_spread)
 ### BEGIN HIDDEN TESTS
 got = median_and_spread([5.0, 1.0, 2.0, 90.0, 4.0, 3.0])
-assert [round(float(x), 9) for x in got] == [3.5, 1.25], "1 2 3 4 5 90: median 3.5, quartiles 2.25 and 4.75"
+assert [round(float(x), 9) for x in got] == [3.5, 1.25], (
+    "1 2 3 4 5 90: median 3.5, quartiles 2.25 and 4.75"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -220,6 +233,7 @@ assert [round(float(x), 9) for x in got] == [3.5, 1.25], "1 2 3 4 5 90: median 3
 # twenty times, and the drift lands on *b*. Measured **in turns**, a, b, a, b, …, it hits both alike.
 #
 # **Exercise 00.6.** Write `measure_in_turns`.
+
 
 # %% answer="00.6"
 def measure_in_turns(steps, time_once, rounds):
@@ -243,15 +257,22 @@ from helpers import check
 check.grade("00.6", measure_in_turns)
 ### BEGIN HIDDEN TESTS
 seen = []
-got = measure_in_turns({"a": "x", "b": "y"}, lambda step: seen.append(step) or len(seen), 3)
-assert [sorted(seen[i : i + 2]) for i in (0, 2, 4)] == [["x", "y"]] * 3, "each round visits each step once"
+got = measure_in_turns(
+    {"a": "x", "b": "y"}, lambda step: seen.append(step) or len(seen), 3
+)
+assert [sorted(seen[i : i + 2]) for i in (0, 2, 4)] == [["x", "y"]] * 3, (
+    "each round visits each step once"
+)
 for name, step in (("a", "x"), ("b", "y")):
-    assert list(got[name]) == [i + 1 for i in range(6) if seen[i] == step], "a sample is in the wrong list"
+    assert list(got[name]) == [i + 1 for i in range(6) if seen[i] == step], (
+        "a sample is in the wrong list"
+    )
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # What that buys: the same step, once as *a* and once as *b*, on a simulated machine with a wandering clock
 # rate and a noisy neighbour. The true ratio is 1. A hundred trials each way, sorted, on **your** functions:
+
 
 # %%
 def one_trial(seed, in_turns):
@@ -272,7 +293,9 @@ def one_trial(seed, in_turns):
 blocks = sorted(one_trial(seed, in_turns=False) for seed in range(100))
 turns = sorted(one_trial(seed, in_turns=True) for seed in range(100))
 lines = {"first all of a, then all of b": blocks, "in turns": turns}
-labels = dict(xlabel="trial, sorted (number)", ylabel="time of b over time of a (ratio)")
+labels = dict(
+    xlabel="trial, sorted (number)", ylabel="time of b over time of a (ratio)"
+)
 title = "The same step, compared with itself"
 plots.curve(None, range(1, 101), lines, zero=False, title=title, **labels)
 plt.show()
@@ -287,7 +310,9 @@ plt.show()
 # %%
 my_guess = 20  # GB/s: change me
 estimates.predict("00.read_GB_per_s", my_guess, "GB/s")
-estimates.predict("00.H100_decode_ms", floor_ms["decode"], "ms")  # your 00.1; vLLM measured it
+estimates.predict(
+    "00.H100_decode_ms", floor_ms["decode"], "ms"
+)  # your 00.1; vLLM measured it
 
 # %% [markdown]
 # The **device card** answers it: read bandwidth (the sum of a buffer far larger than any cache), matmul rate
@@ -328,7 +353,10 @@ print(f"the course's clock {clock.measure(sum_64mb, budget_seconds=0.5)}")
 seconds = 0.4 if budget == "quick" else 2.0
 sum_16mb = partial(torch.sum, buffer[:4_000_000])
 for trial in range(5):
-    print("same step:  ", clock.compare(sum_16mb, sum_16mb, budget_seconds=seconds, seed=trial))
+    print(
+        "same step:  ",
+        clock.compare(sum_16mb, sum_16mb, budget_seconds=seconds, seed=trial),
+    )
 longer = partial(torch.sum, buffer[:5_000_000])
 print("25 % longer:", clock.compare(sum_16mb, longer, budget_seconds=seconds))
 
@@ -351,7 +379,9 @@ labels = dict(xlabel="bytes read by one sum (MB)", ylabel="read rate (GB/s)")
 line = [read_gb] * len(rate)
 busy = any(timed.verdict == "busy" for timed in swept.values())
 title = f"Reading on {card.name}" + " [busy]" * busy
-plots.prediction(None, list(rate), line, list(rate.values()), error, xlog=True, title=title, **labels)
+plots.prediction(
+    None, list(rate), line, list(rate.values()), error, xlog=True, title=title, **labels
+)
 plt.show()
 for mb, timed in swept.items():
     print(f"{mb:>7g} MB  {timing.pretty_seconds(timed.median):>9}  {timed.verdict}")
@@ -394,7 +424,10 @@ plt.show()
 # %%
 sim = SimulatedDevice(launch_seconds=5e-6)
 read_1gb = sim.kernel(1e9 / 3_350e9)
-for how, wait in (("synchronised", sim.synchronize), ("not synchronised", lambda: None)):
+for how, wait in (
+    ("synchronised", sim.synchronize),
+    ("not synchronised", lambda: None),
+):
     watch = timing.Clock("simulated", sim.now, wait, lock=nullcontext)
     result = watch.measure(read_1gb, budget_seconds=0.05, floor_seconds=1e9 / 3_350e9)
     print(f"{how:17} {1 / result.median:>9,.0f} GB/s  {result.verdict}")
@@ -442,7 +475,9 @@ from helpers import check
 check.grade("00.7", achieved_gb_per_s)
 ### BEGIN HIDDEN TESTS
 for gpu, right in {"H100": 2_999.4, "B200": 7_281.8, "L4": 263.6}.items():
-    assert abs(float(achieved_gb_per_s[gpu]) / right - 1) < 0.011, f"the bandwidth of the {gpu} is off"
+    assert abs(float(achieved_gb_per_s[gpu]) / right - 1) < 0.011, (
+        f"the bandwidth of the {gpu} is off"
+    )
 ### END HIDDEN TESTS
 
 # %%
@@ -471,7 +506,9 @@ plt.show()
 fits = data.measurement("vllm-h100-b200-fit")["data"]
 llama = [row for row in fits if row["model"] == "Llama-3.1-8B" and row["kv"] == "bf16"]
 h100 = next(row for row in llama if row["gpu"] == "H100")
-estimates.measured("00.H100_decode_ms", h100["intercept"], "vLLM", "0.5 slower reads, 1.4 launches")
+estimates.measured(
+    "00.H100_decode_ms", h100["intercept"], "vLLM", "0.5 slower reads, 1.4 launches"
+)
 estimates.report("00")
 
 # %% [markdown]
@@ -482,4 +519,6 @@ estimates.report("00")
 bytes_floor = f"at least bytes ÷ {read_gb:.3g} GB/s"
 flops_floor = f"at least FLOPs ÷ {card.rate() / 1e9:.3g} GFLOP/s (float32)"
 same = dict(memory="as it was", quality="as it was")
-estimates.ledger("00", "none: a clock and a floor", tpot=bytes_floor, ttft=flops_floor, **same)
+estimates.ledger(
+    "00", "none: a clock and a floor", tpot=bytes_floor, ttft=flops_floor, **same
+)

@@ -32,8 +32,9 @@ import time
 import torch
 
 from helpers import check, estimates, plots
-from helpers.caches.full import FullCache
-from helpers.geometry import get, kv_bytes, prefill_flops, weight_bytes
+from helpers.caches import FullCache
+from helpers.models.counts import kv_bytes, prefill_flops, weight_bytes
+from helpers.models.geometry import get
 
 plots.use()
 
@@ -232,7 +233,13 @@ class Script:
 
 
 script, room = Script(), FullCache(get("SmolLM2-135M"), capacity=8)
-assert [int(token) for token in generate(script, room, torch.tensor([3, 1, 4]), 5)] == [7, 11, 16, 22, 29]
+assert [int(token) for token in generate(script, room, torch.tensor([3, 1, 4]), 5)] == [
+    7,
+    11,
+    16,
+    22,
+    29,
+]
 assert script.steps == 4
 ### END HIDDEN TESTS
 
@@ -278,7 +285,10 @@ from helpers import check
 
 check.grade("01.6", latency)
 ### BEGIN HIDDEN TESTS
-answer = [float(x) for x in latency(3.0, [(3.1, 0), (3.25, 1), (3.35, 3), (3.45, 2), (9.0, 0)])]
+answer = [
+    float(x)
+    for x in latency(3.0, [(3.1, 0), (3.25, 1), (3.35, 3), (3.45, 2), (9.0, 0)])
+]
 assert abs(answer[0] - 0.25) < 1e-9 and abs(answer[1] - 0.04) < 1e-9
 answer = [float(x) for x in latency(1.0, [(1.5, 1)])]
 assert abs(answer[0] - 0.5) < 1e-9 and answer[1] != answer[1]
@@ -318,9 +328,13 @@ from helpers import check
 
 check.grade("01.7", phases)
 ### BEGIN HIDDEN TESTS
-answer = [float(x) for x in phases(get("Llama-3.1-8B"), 1024, 128, 1, 1.872e14, 1.6312e12)]
+answer = [
+    float(x) for x in phases(get("Llama-3.1-8B"), 1024, 128, 1, 1.872e14, 1.6312e12)
+]
 assert abs(answer[0] / 0.07783 - 1) < 0.01 and abs(answer[1] / 1.1797 - 1) < 0.01
-answer = [float(x) for x in phases(get("Llama-3.1-8B"), 8192, 3, 16, 1.872e14, 1.6312e12)]
+answer = [
+    float(x) for x in phases(get("Llama-3.1-8B"), 8192, 3, 16, 1.872e14, 1.6312e12)
+]
 assert abs(answer[0] / 11.277 - 1) < 0.01 and abs(answer[1] / 0.039473 - 1) < 0.01
 ### END HIDDEN TESTS
 
@@ -331,9 +345,9 @@ assert abs(answer[0] / 11.277 - 1) < 0.01 and abs(answer[1] / 0.039473 - 1) < 0.
 # card: a prompt of P tokens takes as long as the slower of its arithmetic and one pass over the weights.
 
 # %%
-from helpers import device as devices
-from helpers import pretrained, text
-from helpers.timing import Clock
+from helpers.clock import devices
+from helpers.models import pretrained, text
+from helpers.clock.timing import Clock
 
 where = devices.pick(device)
 card = devices.card(where)
@@ -349,7 +363,9 @@ print(f"{g.name}: a step reads {decoder.weight_bytes / 1e6:,.0f} MB of weights")
 print(f"Ridge of this device in float32: {4 / 2 * card.ridge():.0f} tokens in one pass")
 
 # %%
-predicted = [n / card.floor_seconds(decoder.weight_bytes, prefill_flops(g, n)) for n in prompts]
+predicted = [
+    n / card.floor_seconds(decoder.weight_bytes, prefill_flops(g, n)) for n in prompts
+]
 for n, rate in zip(prompts, predicted, strict=True):
     estimates.predict(f"01.prefill_tokens_per_second_{n}", rate, "tokens/s")
 
@@ -367,7 +383,9 @@ def prefill_step(count):
 
 
 seconds = 6 if budget == "quick" else 30
-timed = clock.sweep({n: prefill_step(n) for n in prompts}, seconds, min_samples=5, label="prefill")
+timed = clock.sweep(
+    {n: prefill_step(n) for n in prompts}, seconds, min_samples=5, label="prefill"
+)
 print(*(f"{n:5,} tokens: {t}" for n, t in timed.items()), sep="\n")
 
 # %%
@@ -378,7 +396,11 @@ plots.prediction(
     title=f"Prefill, {g.name}, {card.name}", xlog=True, ylog=True,
 )  # fmt: skip
 for n, rate in zip(prompts, measured, strict=True):
-    estimates.measured(f"01.prefill_tokens_per_second_{n}", rate, residual="small kernels, attention, launches")
+    estimates.measured(
+        f"01.prefill_tokens_per_second_{n}",
+        rate,
+        residual="small kernels, attention, launches",
+    )
 
 # %% [markdown]
 # Read the predicted line from the left. One token at a time is slow, because each token pays for a whole pass
@@ -398,17 +420,24 @@ for n, rate in zip(prompts, measured, strict=True):
 # are their own.
 
 # %%
-from helpers.experiments import DecodeStep
+from helpers.clock.sweeps import DecodeStep
 
 batches = [1, 2, 4, 8, 16]
-points = {b: DecodeStep(decoder, FullCache(g, capacity=130, batch=b, device=where)) for b in batches}
-floors = {b: point.bytes_at(128) / card.read_bytes_per_second for b, point in points.items()}
+points = {
+    b: DecodeStep(decoder, FullCache(g, capacity=130, batch=b, device=where))
+    for b in batches
+}
+floors = {
+    b: point.bytes_at(128) / card.read_bytes_per_second for b, point in points.items()
+}
 seconds = 4 if budget == "quick" else 20
-steps = clock.sweep({b: p.at(128) for b, p in points.items()}, seconds, floors=floors, label="decode")
+steps = clock.sweep(
+    {b: p.at(128) for b, p in points.items()}, seconds, floors=floors, label="decode"
+)
 print(*(f"batch {b:2}: {t}" for b, t in steps.items()), sep="\n")
 
 # %%
-from helpers.geometry import decode_flops
+from helpers.models.counts import decode_flops
 
 flops = {b: decode_flops(g, 129, batch=b) for b in batches}
 floor = [b / card.floor_seconds(points[b].bytes_at(128), flops[b]) for b in batches]
@@ -419,7 +448,11 @@ plots.prediction(
     title=f"Decode at 128 tokens of context, {g.name}", xlog=True,
 )  # fmt: skip
 estimates.predict("01.decode_ms_batch_1", 1e3 * floors[1], "ms")
-estimates.measured("01.decode_ms_batch_1", steps[1].ms, residual="norms, launches, Python between kernels")
+estimates.measured(
+    "01.decode_ms_batch_1",
+    steps[1].ms,
+    residual="norms, launches, Python between kernels",
+)
 
 # %% [markdown]
 # Left of the bend of the line a larger batch is nearly free: twice the tokens for the same pass over the
@@ -434,7 +467,13 @@ estimates.measured("01.decode_ms_batch_1", steps[1].ms, residual="norms, launche
 # %%
 roof = {f"prefill {n}": (prefill_flops(g, n) / decoder.weight_bytes, prefill_flops(g, n) / timed[n].median)
         for n in prompts[1:]}  # fmt: skip
-roof |= {f"decode, batch {b}": (flops[b] / points[b].bytes_at(128), flops[b] / steps[b].median) for b in (1, 4, 16)}
+roof |= {
+    f"decode, batch {b}": (
+        flops[b] / points[b].bytes_at(128),
+        flops[b] / steps[b].median,
+    )
+    for b in (1, 4, 16)
+}
 ax = plots.roofline(None, card, roof)
 
 # %% [markdown]
@@ -450,7 +489,9 @@ ax = plots.roofline(None, card, roof)
 question = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
 prompt = torch.tensor(tokenizer.encode(question).ids, device=where)
 count = 24 if budget == "quick" else 128
-expected = phases(g, len(prompt), count, 1, card.rate("float32"), card.read_bytes_per_second / 2)
+expected = phases(
+    g, len(prompt), count, 1, card.rate("float32"), card.read_bytes_per_second / 2
+)
 estimates.predict("01.ttft_ms", 1e3 * expected[0], "ms")
 estimates.predict("01.tpot_ms", 1e3 * expected[1] / (count - 1), "ms")
 
@@ -469,7 +510,9 @@ def recompute(decoder, prompt, count):
 def stamped(stream):
     """(tokens, seconds from the start to each, TTFT, TPOT) of a stream of tokens; times in seconds."""
     sent = time.perf_counter()
-    chunks = [(int(token), time.perf_counter()) for token in stream]  # int() waits for the device
+    chunks = [
+        (int(token), time.perf_counter()) for token in stream
+    ]  # int() waits for the device
     ttft, tpot = latency(sent, [(at, 1) for _, at in chunks])
     print(f"TTFT {1e3 * ttft:6.1f} ms    TPOT {1e3 * tpot:6.1f} ms")
     return [token for token, _ in chunks], [at - sent for _, at in chunks], ttft, tpot
@@ -477,17 +520,27 @@ def stamped(stream):
 
 # %%
 room = len(prompt) + count
-list(generate(decoder, FullCache(g, room, device=where), prompt, 2))  # the first call warms the kernels up
-cached, cached_at, ttft, tpot = stamped(generate(decoder, FullCache(g, room, device=where), prompt, count))
+list(
+    generate(decoder, FullCache(g, room, device=where), prompt, 2)
+)  # the first call warms the kernels up
+cached, cached_at, ttft, tpot = stamped(
+    generate(decoder, FullCache(g, room, device=where), prompt, count)
+)
 again, again_at, _, _ = stamped(recompute(decoder, prompt, count))
 assert cached == again, "the cache changed the answer"
 print(tokenizer.decode(cached))
 estimates.measured("01.ttft_ms", 1e3 * ttft, residual="small products, norms, launches")
-estimates.measured("01.tpot_ms", 1e3 * tpot, residual="norms, launches, Python between kernels")
+estimates.measured(
+    "01.tpot_ms", 1e3 * tpot, residual="norms, launches, Python between kernels"
+)
 
 # %%
 line = [expected[0] + n * expected[1] / (count - 1) for n in range(count)]
-times = {"with a KV cache": cached_at, "recomputed": again_at, "predicted by phases": line}
+times = {
+    "with a KV cache": cached_at,
+    "recomputed": again_at,
+    "predicted by phases": line,
+}
 plots.curve(
     None, range(1, count + 1), times, xlabel="output (tokens)", ylabel="time since the request (s)",
     title=f"{len(prompt)}-token prompt, {g.name}",
@@ -508,9 +561,15 @@ estimates.report("01")
 # 60 % of its arithmetic and 80 % of its bandwidth: decode's share of the request, in per cent.
 
 # %%
-llama, a100 = get("Llama-3.1-8B"), {"flops_per_second": 0.6 * 312e12, "bytes_per_second": 0.8 * 2.039e12}
+llama, a100 = (
+    get("Llama-3.1-8B"),
+    {"flops_per_second": 0.6 * 312e12, "bytes_per_second": 0.8 * 2.039e12},
+)
 contexts, answers = [512, 1024, 4096, 8192, 32768], [8, 32, 128, 512, 2048]
-share = [[100 * d / (p + d) for p, d in (phases(llama, c, n, 1, **a100) for c in contexts)] for n in answers]
+share = [
+    [100 * d / (p + d) for p, d in (phases(llama, c, n, 1, **a100) for c in contexts)]
+    for n in answers
+]
 ax = plots.heat(
     None, share, answers, [f"{c:,}" for c in contexts], xlabel="prompt (tokens)", ylabel="output (tokens)",
     unit="decode's share of the time (%)", form="{:.0f}", title="Llama-3.1-8B, A100, batch 1",
@@ -532,7 +591,9 @@ ax = plots.heat(
 from helpers import data
 
 qwen = get("Qwen3-8B")
-rows = [row for row in data.measurement("vllm-a100-fp8-phase")["data"] if "prefill" in row]
+rows = [
+    row for row in data.measurement("vllm-a100-fp8-phase")["data"] if "prefill" in row
+]
 for row in rows:
     tokens, step = row["prefill"], 8 / row["dec_bf16"]
     prefill_use = 8 * prefill_flops(qwen, tokens) / row["ttft_bf16"] / 312e12
@@ -560,7 +621,10 @@ for row in rows:
 # and the same model in int8.
 
 # %%
-table = {(row["model"], row["prec"]): row["tok_s"] for row in data.measurement("gptfast-a100")["data"]}
+table = {
+    (row["model"], row["prec"]): row["tok_s"]
+    for row in data.measurement("gptfast-a100")["data"]
+}
 rows = [("Llama-2-7B", "bf16"), ("Llama-3.1-8B", "bf16"), ("Llama-2-7B", "int8")]
 names = {"Llama-2-7B": "Llama-2-7b-hf", "Llama-3.1-8B": "Llama-3.1-8B"}
 element = {"bf16": torch.bfloat16, "int8": torch.int8}
@@ -568,7 +632,9 @@ element = {"bf16": torch.bfloat16, "int8": torch.int8}
 step_gb = {row: (weight_bytes(get(names[row[0]]), element[row[1]]) + kv_bytes(get(names[row[0]]), 208)) / 1e9
            for row in rows}  # fmt: skip
 rate = table[rows[0]] * step_gb[rows[0]]  # GB/s
-print(f"{step_gb[rows[0]]:.2f} GB a step × {table[rows[0]]} tokens/s = {rate:,.0f} GB/s")
+print(
+    f"{step_gb[rows[0]]:.2f} GB a step × {table[rows[0]]} tokens/s = {rate:,.0f} GB/s"
+)
 
 # %%
 guesses = [rate / step_gb[row] for row in rows]
@@ -577,7 +643,9 @@ plots.bars(
     ylabel="decode rate (tokens/s)", title="gpt-fast, batch 1, A100 (the first pair is the fitted one)",
 )  # fmt: skip
 for row, guess in zip(rows, guesses, strict=True):
-    print(f"{' '.join(row):18} {step_gb[row]:5.2f} GB   {guess:5.1f} expected, {table[row]} published")
+    print(
+        f"{' '.join(row):18} {step_gb[row]:5.2f} GB   {guess:5.1f} expected, {table[row]} published"
+    )
 
 # %% [markdown]
 # Another model, with other layers, heads and vocabulary: 1 % off. One number for the machine and one for

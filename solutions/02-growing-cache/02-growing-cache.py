@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from helpers import check, data, estimates, plots
-from helpers.geometry import get
+from helpers.models.geometry import get
 
 SIX = ["Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.1-70B"]
 SIX += ["Qwen3-4B", "Mixtral-8x7B-v0.1", "SmolLM2-135M"]
@@ -42,7 +42,10 @@ for name in SIX:
     experts = f"{g.moe.experts}, {g.moe.per_token} run" if g.moe else "none"
     sizes = (g.layers, g.hidden, g.q_heads, g.kv_heads, g.head_dim)
     rows.append([name, *(f"{n:,}" for n in sizes), experts])
-estimates.Table(["model", "layers", "hidden", "query heads", "KV heads", "head_dim", "experts"], rows)
+estimates.Table(
+    ["model", "layers", "hidden", "query heads", "KV heads", "head_dim", "experts"],
+    rows,
+)
 
 # %% answer="02.1"
 kv_bytes_of = {  # bytes for one token, all layers, bfloat16
@@ -58,8 +61,16 @@ kv_bytes_of = {  # K and V · layers · KV heads · head_dim · bytes per elemen
     "Llama-2-7b-hf": 2 * 32 * 32 * 128 * 2,
     "Llama-3.1-8B": 2 * 32 * 8 * 128 * 2,
     "Llama-3.1-70B": 2 * 80 * 8 * 128 * 2,
-    "Qwen3-4B": 2 * 36 * 8 * 128 * 2,  # head_dim is its own number: 2560 / 32 would be 80
-    "Mixtral-8x7B-v0.1": 2 * 32 * 8 * 128 * 2,  # experts replace the MLP; attention is there once
+    "Qwen3-4B": 2
+    * 36
+    * 8
+    * 128
+    * 2,  # head_dim is its own number: 2560 / 32 would be 80
+    "Mixtral-8x7B-v0.1": 2
+    * 32
+    * 8
+    * 128
+    * 2,  # experts replace the MLP; attention is there once
     "SmolLM2-135M": 2 * 30 * 3 * 64 * 2,
 }
 ### END SOLUTION
@@ -70,7 +81,9 @@ from helpers import check
 check.grade("02.1", kv_bytes_of)
 ### BEGIN HIDDEN TESTS
 right = [524_288, 131_072, 327_680, 147_456, 131_072, 23_040]
-assert [float(kv_bytes_of[name]) for name in SIX] == right, "one of the six counts is off"
+assert [float(kv_bytes_of[name]) for name in SIX] == right, (
+    "one of the six counts is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -101,8 +114,12 @@ from helpers import check
 
 check.grade("02.2", tokens_where_equal)
 ### BEGIN HIDDEN TESTS
-assert abs(float(tokens_where_equal["Llama-2-7b-hf"]) / 25_204 - 1) < 0.01, "Llama-2-7b-hf is off"
-assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.01, "Llama-3.1-8B is off"
+assert abs(float(tokens_where_equal["Llama-2-7b-hf"]) / 25_204 - 1) < 0.01, (
+    "Llama-2-7b-hf is off"
+)
+assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.01, (
+    "Llama-3.1-8B is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -138,6 +155,7 @@ assert float(largest_batch) == 14, "not the number of sequences that fit"
 # `layers`, `hidden`, `q_heads`, `kv_heads`, `head_dim`) and works for any number of bytes per element: 4
 # for float32, 2 for bfloat16, 1 for fp8, 0.5 for int4.
 
+
 # %% answer="02.4"
 def kv_bytes_per_token(geometry, bytes_per_element=2):
     """Bytes that one token adds to the KV cache, over all layers.
@@ -145,7 +163,9 @@ def kv_bytes_per_token(geometry, bytes_per_element=2):
     Example: 1 layer, 1 KV head, head_dim 64, 2 bytes an element: 256 bytes.
     """
     ### BEGIN SOLUTION
-    elements = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim  # 2: a key and a value
+    elements = (
+        2 * geometry.layers * geometry.kv_heads * geometry.head_dim
+    )  # 2: a key and a value
     return elements * bytes_per_element
     ### END SOLUTION
 
@@ -155,9 +175,15 @@ from helpers import check
 
 check.grade("02.4", kv_bytes_per_token)
 ### BEGIN HIDDEN TESTS
-assert float(kv_bytes_per_token(get("Llama-3.1-8B"))) == 131_072, "Llama-3.1-8B, bfloat16"
-assert float(kv_bytes_per_token(get("Qwen3-4B"), 1)) == 73_728, "Qwen3-4B, one byte an element"
-assert float(kv_bytes_per_token(get("SmolLM2-135M"), 4)) == 46_080, "SmolLM2-135M, float32"
+assert float(kv_bytes_per_token(get("Llama-3.1-8B"))) == 131_072, (
+    "Llama-3.1-8B, bfloat16"
+)
+assert float(kv_bytes_per_token(get("Qwen3-4B"), 1)) == 73_728, (
+    "Qwen3-4B, one byte an element"
+)
+assert float(kv_bytes_per_token(get("SmolLM2-135M"), 4)) == 46_080, (
+    "SmolLM2-135M, float32"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -166,8 +192,11 @@ assert float(kv_bytes_per_token(get("SmolLM2-135M"), 4)) == 46_080, "SmolLM2-135
 # `overhead` in seconds that does not depend on bytes. How long does a step take? That time is the TPOT of
 # every sequence in it.
 
+
 # %% answer="02.5"
-def tpot_seconds(weight_bytes, kv_bytes_per_token, context, batch, bandwidth, overhead=0.0):
+def tpot_seconds(
+    weight_bytes, kv_bytes_per_token, context, batch, bandwidth, overhead=0.0
+):
     """Seconds of one decode step: `batch` sequences, each with `context` tokens in its cache.
 
     Example: 8e9 bytes of weights, 1e5 bytes a token, 20,000 tokens, batch 1, 1e12 B/s: 0.010 s.
@@ -183,10 +212,21 @@ from helpers import check
 
 check.grade("02.5", tpot_seconds)
 ### BEGIN HIDDEN TESTS
-assert abs(tpot_seconds(10e9, 1e5, 20_000, 3, 1e12) - 0.016) < 1e-9, "batch 3, no overhead"
-assert abs(tpot_seconds(10e9, 1e5, 20_000, 1, 1e12, overhead=0.003) - 0.015) < 1e-9, "batch 1, overhead 3 ms"
-for context, tokens_per_second in [(2_048, 29.1), (8_192, 26.4), (16_384, 23.6), (32_768, 19.4)]:
-    predicted = tpot_seconds(8.0445e9, 147_456, context, 1, 247e9)  # vLLM, Qwen3-4B on an L4
+assert abs(tpot_seconds(10e9, 1e5, 20_000, 3, 1e12) - 0.016) < 1e-9, (
+    "batch 3, no overhead"
+)
+assert abs(tpot_seconds(10e9, 1e5, 20_000, 1, 1e12, overhead=0.003) - 0.015) < 1e-9, (
+    "batch 1, overhead 3 ms"
+)
+for context, tokens_per_second in [
+    (2_048, 29.1),
+    (8_192, 26.4),
+    (16_384, 23.6),
+    (32_768, 19.4),
+]:
+    predicted = tpot_seconds(
+        8.0445e9, 147_456, context, 1, 247e9
+    )  # vLLM, Qwen3-4B on an L4
     assert abs(predicted * tokens_per_second - 1) < 0.05, f"L4 at {context}"
 ### END HIDDEN TESTS
 
@@ -198,6 +238,7 @@ for context, tokens_per_second in [(2_048, 29.1), (8_192, 26.4), (16_384, 23.6),
 # Can we go the other way, from times to bytes per second? TPOT is a straight line in the context. Its slope
 # is the cost of one more token, its intercept is everything else. **Exercise 02.6.** Fit that line by least
 # squares: slope = Σ(x − x̄)(y − ȳ) / Σ(x − x̄)², and the line passes through (x̄, ȳ).
+
 
 # %% answer="02.6"
 def fit_line(contexts, seconds):
@@ -218,14 +259,19 @@ from helpers import check
 
 check.grade("02.6", fit_line)
 ### BEGIN HIDDEN TESTS
-slope, intercept = map(float, fit_line([1_000, 2_000, 4_000, 9_000], [0.011, 0.013, 0.014, 0.021]))
-assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 1e-6, "not the least-squares line"
+slope, intercept = map(
+    float, fit_line([1_000, 2_000, 4_000, 9_000], [0.011, 0.013, 0.014, 0.021])
+)
+assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 1e-6, (
+    "not the least-squares line"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # **Exercise 02.7.** Read the line. One token more in each of `batch` sequences adds `slope` seconds: at
 # what bandwidth was that read? And how much of the intercept is left once the weights have been read at
 # that bandwidth?
+
 
 # %% answer="02.7"
 def bandwidth_and_overhead(slope, intercept, weight_bytes, kv_bytes_per_token, batch=1):
@@ -245,10 +291,17 @@ from helpers import check
 
 check.grade("02.7", bandwidth_and_overhead)
 ### BEGIN HIDDEN TESTS
-bandwidth, overhead = bandwidth_and_overhead(4.37e-8, 6.44e-3, 15.0093e9, 131_072)  # H100, Llama-3.1-8B
-assert abs(float(bandwidth) / 2.9994e12 - 1) < 1e-3 and abs(float(overhead) - 1.4358e-3) < 1e-5, "H100"
+bandwidth, overhead = bandwidth_and_overhead(
+    4.37e-8, 6.44e-3, 15.0093e9, 131_072
+)  # H100, Llama-3.1-8B
+assert (
+    abs(float(bandwidth) / 2.9994e12 - 1) < 1e-3
+    and abs(float(overhead) - 1.4358e-3) < 1e-5
+), "H100"
 bandwidth, overhead = bandwidth_and_overhead(3e-7, 0.012, 10e9, 1e5, batch=3)
-assert abs(float(bandwidth) / 1e12 - 1) < 1e-6 and abs(float(overhead) - 0.002) < 1e-8, "batch 3"
+assert (
+    abs(float(bandwidth) / 1e12 - 1) < 1e-6 and abs(float(overhead) - 0.002) < 1e-8
+), "batch 3"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -258,9 +311,10 @@ assert abs(float(bandwidth) / 1e12 - 1) < 1e-6 and abs(float(overhead) - 0.002) 
 # model; the first run downloads 93 MB and measures the device card of unit 00 if you have none yet.
 
 # %%
-from helpers import device as devices
-from helpers import experiments, pretrained
-from helpers.caches.full import FullCache
+from helpers.clock import devices
+from helpers.clock import sweeps
+from helpers.models import pretrained
+from helpers.caches import FullCache
 
 spot = devices.pick(device)
 card = devices.card(spot)
@@ -274,11 +328,16 @@ print(f"a step streams {model.weight_bytes / 1e6:,.0f} MB of weights")
 
 # %%
 contexts = [16, 1_024, 2_048, 4_096, 8_192]
-batches = (1, 4) if spot.type == "cpu" else (4, 16)  # a fast device needs more bytes to show the same
+batches = (
+    (1, 4) if spot.type == "cpu" else (4, 16)
+)  # a fast device needs more bytes to show the same
 kv = kv_bytes_per_token(model.geometry, bytes_per_element=4)
 predicted = {}
 for batch in batches:
-    times = [tpot_seconds(model.weight_bytes, kv, c, batch, card.read_bytes_per_second) for c in contexts]
+    times = [
+        tpot_seconds(model.weight_bytes, kv, c, batch, card.read_bytes_per_second)
+        for c in contexts
+    ]
     predicted[batch] = 1e3 * np.array(times)  # ms
     for context, ms in zip(contexts, predicted[batch], strict=True):
         estimates.predict(f"02.tpot_ms_batch{batch}_at_{context}", ms, "ms")
@@ -290,11 +349,18 @@ for batch in batches:
 # what does it give *today*?
 
 # %%
-engines = {f"batch {b}": (model, FullCache(model.geometry, 8_256, batch=b, device=spot)) for b in batches}
+engines = {
+    f"batch {b}": (model, FullCache(model.geometry, 8_256, batch=b, device=spot))
+    for b in batches
+}
 plain_read, read_bytes = devices.read_step(spot)
-timed = experiments.decode_sweep(engines, contexts, budget, card.read_bytes_per_second, {"read": plain_read})
+timed = sweeps.decode_sweep(
+    engines, contexts, budget, card.read_bytes_per_second, {"read": plain_read}
+)
 read_now = read_bytes / timed["read"][0].median
-print(f"memory gave {read_now / 1e9:.1f} GB/s in these minutes, {card.read_bytes_per_second / 1e9:.1f} on the card")
+print(
+    f"memory gave {read_now / 1e9:.1f} GB/s in these minutes, {card.read_bytes_per_second / 1e9:.1f} on the card"
+)
 measured, spread, doubts = {}, {}, set()
 for batch in batches:
     points = [timed[f"batch {batch}"][context] for context in contexts]
@@ -310,8 +376,15 @@ note = "".join(f" [{verdict}]" for verdict, _ in sorted(doubts))
 _, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True)
 for series, (batch, ax) in enumerate(zip(batches, panels, strict=True)):
     plots.prediction(
-        ax, contexts, predicted[batch], measured[batch], spread[batch], series=series,
-        xlabel="context (tokens)", ylabel="TPOT (ms)", title=f"Batch {batch}: bytes alone{note}",
+        ax,
+        contexts,
+        predicted[batch],
+        measured[batch],
+        spread[batch],
+        series=series,
+        xlabel="context (tokens)",
+        ylabel="TPOT (ms)",
+        title=f"Batch {batch}: bytes alone{note}",
     )
 
 # %% [markdown]
@@ -323,13 +396,32 @@ fits, rows = {}, []
 for batch in batches:
     slope, intercept = fit_line(contexts, measured[batch] / 1e3)
     line = 1e3 * (intercept + slope * np.array(contexts))
-    r2 = 1 - ((measured[batch] - line) ** 2).sum() / ((measured[batch] - measured[batch].mean()) ** 2).sum()
+    r2 = (
+        1
+        - ((measured[batch] - line) ** 2).sum()
+        / ((measured[batch] - measured[batch].mean()) ** 2).sum()
+    )
     read, over = bandwidth_and_overhead(slope, intercept, model.weight_bytes, kv, batch)
     fits[batch] = slope, line, r2
     share = f"{read / 1e9:.1f} GB/s ({100 * read / card.read_bytes_per_second:.0f} % of the card)"
-    rows.append([f"{batch}", f"{1e6 * slope:.2f} µs", f"{1e3 * intercept:.1f} ms", f"{r2:.4f}",
-                 share, f"{1e3 * over:+.1f} ms"])
-columns = ["batch", "slope, per token", "intercept", "R²", "bandwidth of the cache reads", "overhead"]
+    rows.append(
+        [
+            f"{batch}",
+            f"{1e6 * slope:.2f} µs",
+            f"{1e3 * intercept:.1f} ms",
+            f"{r2:.4f}",
+            share,
+            f"{1e3 * over:+.1f} ms",
+        ]
+    )
+columns = [
+    "batch",
+    "slope, per token",
+    "intercept",
+    "R²",
+    "bandwidth of the cache reads",
+    "overhead",
+]
 estimates.Table(columns, rows)
 
 # %% [markdown]
@@ -343,38 +435,59 @@ estimates.Table(columns, rows)
 #   decoder with the same layers and operations, and next to no bytes, tells.
 
 # %%
-from helpers.decoder import Decoder
-from helpers.geometry import decode_flops
+from helpers.models.decoder import Decoder
+from helpers.models.counts import decode_flops
 
 arithmetic = {}
 for batch in batches:
-    flops = np.array([decode_flops(model.geometry, context + 1, batch) for context in contexts])
+    flops = np.array(
+        [decode_flops(model.geometry, context + 1, batch) for context in contexts]
+    )
     arithmetic[batch] = 1e3 * flops / card.matmul_flops_per_second["float32"]  # ms
 
-narrow = model.geometry.replace(name="no bytes", hidden=64, head_dim=16, intermediate=64, vocab=64)
+narrow = model.geometry.replace(
+    name="no bytes", hidden=64, head_dim=16, intermediate=64, vocab=64
+)
 empty = Decoder(narrow, device=spot)
-engines = {f"batch {b}": (empty, FullCache(narrow, 64, batch=b, device=spot)) for b in batches}
-timed = experiments.decode_sweep(engines, [16], budget)
+engines = {
+    f"batch {b}": (empty, FullCache(narrow, 64, batch=b, device=spot)) for b in batches
+}
+timed = sweeps.decode_sweep(engines, [16], budget)
 launches = {batch: timed[f"batch {batch}"][16].ms for batch in batches}
 for batch in batches:
-    print(f"batch {batch}: launches {launches[batch]:.1f} ms, arithmetic {arithmetic[batch][0]:.1f} ms at 16 tokens "
-          f"and {arithmetic[batch][-1]:.1f} ms at 8,192")
+    print(
+        f"batch {batch}: launches {launches[batch]:.1f} ms, arithmetic {arithmetic[batch][0]:.1f} ms at 16 tokens "
+        f"and {arithmetic[batch][-1]:.1f} ms at 8,192"
+    )
 
 # %% [markdown]
 # The new prediction adds the three up, as if nothing overlapped, and takes the bandwidth of the same minutes
 # instead of the card's. It still knows nothing of the step but its shapes: bytes, FLOPs, number of operations.
 
 # %%
-streamed = {batch: predicted[batch] * card.read_bytes_per_second / read_now for batch in batches}
-expected = {batch: streamed[batch] + arithmetic[batch] + launches[batch] for batch in batches}
+streamed = {
+    batch: predicted[batch] * card.read_bytes_per_second / read_now for batch in batches
+}
+expected = {
+    batch: streamed[batch] + arithmetic[batch] + launches[batch] for batch in batches
+}
 _, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True)
 for series, (batch, ax) in enumerate(zip(batches, panels, strict=True)):
     _, line, r2 = fits[batch]
     plots.prediction(
-        ax, contexts, expected[batch], measured[batch], spread[batch], series=series,
-        xlabel="context (tokens)", ylabel="TPOT (ms)", title=f"Batch {batch}: bytes, arithmetic, launches{note}",
+        ax,
+        contexts,
+        expected[batch],
+        measured[batch],
+        spread[batch],
+        series=series,
+        xlabel="context (tokens)",
+        ylabel="TPOT (ms)",
+        title=f"Batch {batch}: bytes, arithmetic, launches{note}",
     )
-    ax.plot(contexts, line, color=plots.GREY, linewidth=1, label=f"your fit, R² = {r2:.4f}")
+    ax.plot(
+        contexts, line, color=plots.GREY, linewidth=1, label=f"your fit, R² = {r2:.4f}"
+    )
     ax.set_ylim(bottom=0)
     ax.legend()
 
@@ -382,14 +495,32 @@ for series, (batch, ax) in enumerate(zip(batches, panels, strict=True)):
 rows = []
 for batch in batches:
     rest = measured[batch] - expected[batch]
-    parts = (streamed[batch][-1], arithmetic[batch][-1], launches[batch], rest[-1], measured[batch][-1])
+    parts = (
+        streamed[batch][-1],
+        arithmetic[batch][-1],
+        launches[batch],
+        rest[-1],
+        measured[batch][-1],
+    )
     worst = 100 * np.abs(rest / expected[batch]).max()
     rows.append([f"{batch}", *(f"{part:.1f} ms" for part in parts), f"{worst:.0f} %"])
     for i, (context, ms) in enumerate(zip(contexts, measured[batch], strict=True)):
         name = f"arithmetic {arithmetic[batch][i]:+.1f} ms, launches {launches[batch]:+.1f}, rest {rest[i]:+.1f}"
         estimates.measured(f"02.tpot_ms_batch{batch}_at_{context}", ms, residual=name)
-columns = ["batch", "your bytes ÷ bandwidth", "+ arithmetic", "+ launches", "+ rest", "= TPOT at 8,192", "worst miss"]
-estimates.Table(columns, rows, "rest below 0: reading and arithmetic overlap; above: kernels slower than the card")
+columns = [
+    "batch",
+    "your bytes ÷ bandwidth",
+    "+ arithmetic",
+    "+ launches",
+    "+ rest",
+    "= TPOT at 8,192",
+    "worst miss",
+]
+estimates.Table(
+    columns,
+    rows,
+    "rest below 0: reading and arithmetic overlap; above: kernels slower than the card",
+)
 
 # %%
 estimates.report("02")
@@ -409,16 +540,31 @@ l4_predicted = [1e3 * tpot_seconds(8.0445e9, 147_456, c, 1, 247e9) for c in l4_c
 l4_measured = [1e3 / row["bf16"] for row in l4]
 
 _, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.0))
-plots.prediction(left, l4_contexts, l4_predicted, l4_measured, xlabel="context (tokens)", ylabel="TPOT (ms)",
-                 title="Qwen3-4B, L4, vLLM, batch 1")
+plots.prediction(
+    left,
+    l4_contexts,
+    l4_predicted,
+    l4_measured,
+    xlabel="context (tokens)",
+    ylabel="TPOT (ms)",
+    title="Qwen3-4B, L4, vLLM, batch 1",
+)
 spark = data.measurement("llamacpp-gb10-batch")["data"]
 for series, batch in enumerate((1, 32)):
     rows = [row for row in spark if row["batch"] == batch]
     x = [row["pp"] for row in rows]
     y = [1e3 * tpot_seconds(7.517e9, 57_344, c + 16, batch, 220e9) for c in x]
-    plots.prediction(right, x, y, [row["ms_per_step"] for row in rows], xlabel="context (tokens)",
-                     ylabel="TPOT (ms)", label=f"batch {batch}", series=series,
-                     title="Qwen2.5-7B, DGX Spark, llama.cpp")
+    plots.prediction(
+        right,
+        x,
+        y,
+        [row["ms_per_step"] for row in rows],
+        xlabel="context (tokens)",
+        ylabel="TPOT (ms)",
+        label=f"batch {batch}",
+        series=series,
+        title="Qwen2.5-7B, DGX Spark, llama.cpp",
+    )
 _ = right.set_xticks(x)
 
 # %% [markdown]
@@ -430,12 +576,23 @@ _ = right.set_xticks(x)
 # every operation from Python. What do the bytes predict from 1,024 to 16,384 tokens, and what was measured?
 
 # %%
-eager = [row for row in data.measurement("vllm-a100-fp8-phase")["data"] if "prefill" in row]
+eager = [
+    row for row in data.measurement("vllm-a100-fp8-phase")["data"] if "prefill" in row
+]
 x = [row["prefill"] for row in eager]
 y = [1e3 * tpot_seconds(15.136e9, 147_456, c, 8, 2_039e9) for c in x]
-took = [8e3 / row["dec_bf16"] for row in eager]  # 8 sequences share the tokens per second
-ax = plots.prediction(None, x, y, took, xlabel="context (tokens)", ylabel="TPOT (ms)",
-                      title="Qwen3-8B, A100, batch 8, eager: twice the bytes, the same time")
+took = [
+    8e3 / row["dec_bf16"] for row in eager
+]  # 8 sequences share the tokens per second
+ax = plots.prediction(
+    None,
+    x,
+    y,
+    took,
+    xlabel="context (tokens)",
+    ylabel="TPOT (ms)",
+    title="Qwen3-8B, A100, batch 8, eager: twice the bytes, the same time",
+)
 
 # %% [markdown]
 # The bytes double, from 8.0 to 16.9 ms. The clock stays at 35 to 36 ms: launching takes longer than
@@ -474,21 +631,37 @@ from helpers import check
 
 check.grade("02.8", incident)
 ### BEGIN HIDDEN TESTS
-right = {"factor at batch 1, MHA": 1.537, "factor at batch 1, GQA-8": 1.068,
-         "batch for 3 times, MHA": 3.928, "batch for 3 times, GQA-8": 31.42}
+right = {
+    "factor at batch 1, MHA": 1.537,
+    "factor at batch 1, GQA-8": 1.068,
+    "batch for 3 times, MHA": 3.928,
+    "batch for 3 times, GQA-8": 31.42,
+}
 for name, value in right.items():
     assert abs(float(incident[name]) / value - 1) < 0.021, f"{name} is off"
 ### END HIDDEN TESTS
 
 # %%
 x = [1_000, 10_000, 20_000, 30_000]
-cases = [("MHA, batch 1", 2_621_440, 1), ("GQA-8, batch 1", 327_680, 1), ("GQA-8, batch 31", 327_680, 31)]
+cases = [
+    ("MHA, batch 1", 2_621_440, 1),
+    ("GQA-8, batch 1", 327_680, 1),
+    ("GQA-8, batch 31", 327_680, 31),
+]
 curves = {}
 for label, bytes_per_token, batch in cases:
     start = tpot_seconds(139.0e9, bytes_per_token, 1_000, batch, 1.0)
-    curves[label] = [40 * tpot_seconds(139.0e9, bytes_per_token, c, batch, 1.0) / start for c in x]
-ax = plots.curve(None, x, curves, xlabel="context (tokens)", ylabel="TPOT (ms)",
-                 title="A 70B model that starts at 40 ms: which one reaches 120?")
+    curves[label] = [
+        40 * tpot_seconds(139.0e9, bytes_per_token, c, batch, 1.0) / start for c in x
+    ]
+ax = plots.curve(
+    None,
+    x,
+    curves,
+    xlabel="context (tokens)",
+    ylabel="TPOT (ms)",
+    title="A 70B model that starts at 40 ms: which one reaches 120?",
+)
 _ = ax.axhline(120, color=plots.GREY, linestyle=":")
 
 # %% [markdown]

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from helpers import check, data, estimates, plots
-from helpers.geometry import get, kv_bytes
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import get
 
 plots.use()
 
@@ -56,7 +57,11 @@ kv_bytes_of = {  # bytes for one token, all layers, bfloat16
 }
 ### BEGIN SOLUTION
 kv_bytes_of = {
-    "Llama-2-7b-hf": 2 * 32 * 32 * 128 * 2,  # K and V · layers · KV heads · head_dim · bytes
+    "Llama-2-7b-hf": 2
+    * 32
+    * 32
+    * 128
+    * 2,  # K and V · layers · KV heads · head_dim · bytes
     "Llama-4-Maverick-17B-128E": 2 * 48 * 8 * 128 * 2,
     "gpt-oss-120b": 2 * 36 * 8 * 64 * 2,
     "falcon-7b": 2 * 32 * 1 * 64 * 2,
@@ -71,7 +76,9 @@ from helpers import check
 check.grade("03.1", kv_bytes_of)
 ### BEGIN HIDDEN TESTS
 right = [524_288, 196_608, 73_728, 8_192, 31_104, 70_272]
-assert [float(value) for value in kv_bytes_of.values()] == right, "one of the six counts is off"
+assert [float(value) for value in kv_bytes_of.values()] == right, (
+    "one of the six counts is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -81,10 +88,23 @@ assert [float(value) for value in kv_bytes_of.values()] == right, "one of the si
 rows = []
 for name in [*kv_bytes_of, "Llama-3.1-8B", "Llama-3.1-70B", "Qwen2.5-7B", "Kimi-K2"]:
     g = get(name)
-    wide = g.head_dim + g.mla.v_head_dim if g.mla else 2 * g.head_dim  # a head's key and value
+    wide = (
+        g.head_dim + g.mla.v_head_dim if g.mla else 2 * g.head_dim
+    )  # a head's key and value
     own, stored = 2 * g.layers * g.q_heads * wide, kv_bytes(g, tokens=1)
-    rows.append([name, g.attention.upper(), f"{own:,}", f"{stored:,}", f"{own / stored:.1f}"])
-estimates.Table(["model", "kind", "B/token, every head its own", "B/token, stored", "times smaller"], rows)
+    rows.append(
+        [name, g.attention.upper(), f"{own:,}", f"{stored:,}", f"{own / stored:.1f}"]
+    )
+estimates.Table(
+    [
+        "model",
+        "kind",
+        "B/token, every head its own",
+        "B/token, stored",
+        "times smaller",
+    ],
+    rows,
+)
 
 # %% [markdown]
 # The last column is never simply "8". **Exercise 03.2.** Three popular sentences: "GQA-8 shrinks the cache 8 times",
@@ -120,7 +140,9 @@ check.grade("03.2", times_smaller)
 ### BEGIN HIDDEN TESTS
 given = [float(value) for value in times_smaller.values()]
 right = [5.0, 71.11, 3.556, 0.4444]
-assert all(abs(a / b - 1) < 0.016 for a, b in zip(given, right, strict=True)), "a factor is off"
+assert all(abs(a / b - 1) < 0.016 for a, b in zip(given, right, strict=True)), (
+    "a factor is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -167,6 +189,7 @@ assert abs(float(saved_percent["V2 at 6 bits"]) - 93.34) < 0.07, "at 6 bits"
 # Your function is checked for its numbers, and its memory traffic is counted: a tensor with one key per *query* head
 # and token must not appear. Broadcasting makes one, too.
 
+
 # %% answer="03.4"
 def grouped_attention(q, k, v):
     """One query per sequence over its cache; query heads share KV heads.
@@ -189,10 +212,16 @@ from helpers import check
 check.grade("03.4", grouped_attention)
 ### BEGIN HIDDEN TESTS
 line = torch.linspace(-1, 1, 60, dtype=torch.float64)
-q, k, v = line[:16].view(1, 4, 4) * 3, line[16:40].view(1, 2, 3, 4) * 5, line[36:60].view(1, 2, 3, 4)
+q, k, v = (
+    line[:16].view(1, 4, 4) * 3,
+    line[16:40].view(1, 2, 3, 4) * 5,
+    line[36:60].view(1, 2, 3, 4),
+)
 given = grouped_attention(q, k, v)[0, :, 0].tolist()
 right = [0.22325, 0.225461, 0.636198, 0.643353]
-assert all(abs(a - b) < 1e-5 for a, b in zip(given, right, strict=True)), "other numbers"
+assert all(abs(a - b) < 1e-5 for a, b in zip(given, right, strict=True)), (
+    "other numbers"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -200,17 +229,20 @@ assert all(abs(a - b) < 1e-5 for a, b in zip(given, right, strict=True)), "other
 # does not notice. Its logits have to agree with those of the built-in kernel.
 
 # %%
-from helpers import device as devices
-from helpers import experiments, rope
-from helpers.caches.full import FullCache
-from helpers.caches.latent import LatentCache
-from helpers.decoder import Decoder
-from helpers.geometry import MLA, Geometry
-from helpers.latent_attention import LatentAttention
+from helpers.clock import devices
+from helpers.clock import sweeps
+from helpers.models import rope
+from helpers.caches import FullCache, LatentCache
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import MLA, Geometry
+from helpers.models.latent_attention import LatentAttention
 
 spot = devices.pick(device)
 card = devices.card(spot)
-print(f"{card.name}: reads {card.read_bytes_per_second / 1e9:.1f} GB/s, ridge {card.ridge():.1f} FLOP/byte in float32")
+print(
+    f"{card.name}: reads {card.read_bytes_per_second / 1e9:.1f} GB/s, ridge {card.ridge():.1f} FLOP/byte in float32"
+)
+
 
 # %%
 class Plugged(FullCache):
@@ -230,11 +262,24 @@ def plugged(function, *args, **options):
     cache.function = function
     return cache
 
+
 # %%
-small = Geometry("small", layers=2, hidden=256, q_heads=8, kv_heads=2, head_dim=32, intermediate=512, vocab=512)
+small = Geometry(
+    "small",
+    layers=2,
+    hidden=256,
+    q_heads=8,
+    kv_heads=2,
+    head_dim=32,
+    intermediate=512,
+    vocab=512,
+)
 decoder = Decoder(small, device=spot)
 prompt = torch.arange(100, device=spot)[None]
-caches = FullCache(small, 128, device=spot), plugged(grouped_attention, small, 128, device=spot)
+caches = (
+    FullCache(small, 128, device=spot),
+    plugged(grouped_attention, small, 128, device=spot),
+)
 logits = []
 for cache in caches:
     decoder.prefill(prompt, cache)
@@ -272,6 +317,7 @@ assert float(repeat_traffic) == 17, "not what is read and written"
 #
 # **Exercise 03.6.** First the query: for each head, $W_K^{\top} q$.
 
+
 # %% answer="03.6"
 def absorb_query(q_nope, w_uk):
     """The queries of all heads, brought into the latent. Not scaled yet.
@@ -290,13 +336,16 @@ from helpers import check
 check.grade("03.6", absorb_query)
 ### BEGIN HIDDEN TESTS
 q, w = torch.tensor([[[1.0, 2.0], [0.5, -1.0]]]), torch.arange(12.0).view(2, 2, 3)
-assert absorb_query(q, w).tolist() == [[[6.0, 9.0, 12.0], [-6.0, -6.5, -7.0]]], "other numbers"
+assert absorb_query(q, w).tolist() == [[[6.0, 9.0, 12.0], [-6.0, -6.5, -7.0]]], (
+    "other numbers"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # **Exercise 03.7.** Now the whole step. A score has two parts, which are added before one softmax: content (absorbed
 # query · latent) and position (rotary query · rotary key). The scale is that of the query *before* absorption,
 # `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`: moving a matrix does not change the product.
+
 
 # %% answer="03.7"
 def mla_decode(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
@@ -310,7 +359,9 @@ def mla_decode(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
     content = absorb_query(q_nope, w_uk) @ latents.transpose(1, 2)
     position = q_rope @ rope_keys.transpose(1, 2)
     scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
-    mixed = ((content + position) * scale).softmax(dim=-1) @ latents  # [batch, heads, rank]
+    mixed = ((content + position) * scale).softmax(
+        dim=-1
+    ) @ latents  # [batch, heads, rank]
     return torch.einsum("bhr,hvr->bhv", mixed, w_uv)
     ### END SOLUTION
 
@@ -321,14 +372,26 @@ from helpers import check
 check.grade("03.7", mla_decode)
 ### BEGIN HIDDEN TESTS
 line = torch.linspace(-2, 2, 60, dtype=torch.float64).sin() * 2
-q, qr, c, kr = line[:4].view(1, 2, 2), line[4:8].view(1, 2, 2), line[8:20].view(1, 4, 3), line[20:28].view(1, 4, 2)
-given = mla_decode(q, qr, c, kr, line[28:40].view(2, 2, 3), line[40:52].view(2, 2, 3)).flatten().tolist()
+q, qr, c, kr = (
+    line[:4].view(1, 2, 2),
+    line[4:8].view(1, 2, 2),
+    line[8:20].view(1, 4, 3),
+    line[20:28].view(1, 4, 2),
+)
+given = (
+    mla_decode(q, qr, c, kr, line[28:40].view(2, 2, 3), line[40:52].view(2, 2, 3))
+    .flatten()
+    .tolist()
+)
 right = [-7.771289, -9.202415, -10.641387, -11.293444]
-assert all(abs(a - b) < 1e-5 for a, b in zip(given, right, strict=True)), "other numbers"
+assert all(abs(a - b) < 1e-5 for a, b in zip(given, right, strict=True)), (
+    "other numbers"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # Into the real decoder with it. `LatentAttention` is the decoder's MLA layer; its method `mix` is the part you wrote.
+
 
 # %%
 class MyMLA(LatentAttention):
@@ -336,7 +399,14 @@ class MyMLA(LatentAttention):
         if q_nope.shape[2] > 1:  # a prompt
             return super().mix(q_nope, q_rope, cache)
         q_rope = cache.rotate(self.layer, q_rope)
-        return mla_decode(q_nope[:, :, 0], q_rope[:, :, 0], *cache.held(self.layer), self.w_uk, self.w_uv)[:, :, None]
+        return mla_decode(
+            q_nope[:, :, 0],
+            q_rope[:, :, 0],
+            *cache.held(self.layer),
+            self.w_uk,
+            self.w_uv,
+        )[:, :, None]
+
 
 # %%
 latent = MLA(kv_lora_rank=128, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32)
@@ -362,21 +432,34 @@ size = dict(layers=4, hidden=1024, q_heads=16, head_dim=64, intermediate=2816)
 contexts, dtype = [16, 2048, 4096, 8192], torch.float32
 if spot.type == "cuda":
     dtype = torch.bfloat16
-    if torch.cuda.mem_get_info(spot)[0] > 24e9:  # all decoders and caches together take 17 GB
+    if (
+        torch.cuda.mem_get_info(spot)[0] > 24e9
+    ):  # all decoders and caches together take 17 GB
         size = dict(layers=4, hidden=4096, q_heads=32, head_dim=128, intermediate=11008)
         contexts = [16, 8192, 16384, 32768]
 heads, wide = size["q_heads"], size["head_dim"]
 mha = Geometry("MHA", kv_heads=heads, vocab=4096, **size)
-latent = MLA(kv_lora_rank=4 * wide, qk_rope_head_dim=wide // 2, qk_nope_head_dim=wide, v_head_dim=wide)
+latent = MLA(
+    kv_lora_rank=4 * wide,
+    qk_rope_head_dim=wide // 2,
+    qk_nope_head_dim=wide,
+    v_head_dim=wide,
+)
 
 # %%
 shapes = {"MHA": mha}
 shapes |= {f"GQA ×{group}": mha.replace(kv_heads=heads // group) for group in (2, 4, 8)}
-shapes |= {f"MQA ×{heads}": mha.replace(kv_heads=1), "MLA": mha.replace(head_dim=wide + wide // 2, mla=latent)}
+shapes |= {
+    f"MQA ×{heads}": mha.replace(kv_heads=1),
+    "MLA": mha.replace(head_dim=wide + wide // 2, mla=latent),
+}
 engines, room = {}, contexts[-1] + 64
 for label, shape in shapes.items():
     make = LatentCache if shape.mla else FullCache
-    engines[label] = Decoder(shape, dtype, spot), make(shape, room, dtype=dtype, device=spot)
+    engines[label] = (
+        Decoder(shape, dtype, spot),
+        make(shape, room, dtype=dtype, device=spot),
+    )
 
 # %% [markdown]
 # The prediction, from bytes alone: weights plus what a step reads of the cache, at the bandwidth on the card.
@@ -386,27 +469,47 @@ predicted, longest = {}, contexts[-1]
 kv = {label: kv_bytes(shape, tokens=1, dtype=dtype) for label, shape in shapes.items()}
 for label, (decoder, _) in engines.items():
     streamed = [decoder.weight_bytes + c * kv[label] for c in contexts]
-    predicted[label] = [1e3 * number / card.read_bytes_per_second for number in streamed]
-    estimates.predict(f"03.tpot_ms_{label.replace(' ×', '')}_at_{longest}", predicted[label][-1], "ms")
-    print(f"{label:8} {decoder.weight_bytes / 1e6:4.0f} MB weights, {longest * kv[label] / 1e6:6.1f} MB cache, "
-          f"{predicted[label][0]:5.2f} → {predicted[label][-1]:5.2f} ms")
+    predicted[label] = [
+        1e3 * number / card.read_bytes_per_second for number in streamed
+    ]
+    estimates.predict(
+        f"03.tpot_ms_{label.replace(' ×', '')}_at_{longest}", predicted[label][-1], "ms"
+    )
+    print(
+        f"{label:8} {decoder.weight_bytes / 1e6:4.0f} MB weights, {longest * kv[label] / 1e6:6.1f} MB cache, "
+        f"{predicted[label][0]:5.2f} → {predicted[label][-1]:5.2f} ms"
+    )
 
 # %%
-timed = experiments.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
+timed = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
 measured = {label: [timed[label][c].ms for c in contexts] for label in engines}
 spread = {label: [timed[label][c].spread_ms for c in contexts] for label in engines}
 for label in engines:
     verdicts = {timed[label][c].verdict for c in contexts} - {"ok"}
-    print(f"{label:8} {measured[label][0]:6.2f} → {measured[label][-1]:6.2f} ms", *verdicts)
+    print(
+        f"{label:8} {measured[label][0]:6.2f} → {measured[label][-1]:6.2f} ms",
+        *verdicts,
+    )
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(4, 5))
-axes = dict(xlabel="context (tokens)", ylabel="TPOT (ms)", title="measured: real decode steps")
+axes = dict(
+    xlabel="context (tokens)", ylabel="TPOT (ms)", title="measured: real decode steps"
+)
 plots.curve(left, contexts, measured, spread=spread, **axes)
-at_the_end = {"predicted from bytes": [series[-1] for series in predicted.values()],
-              "measured": [series[-1] for series in measured.values()]}
+at_the_end = {
+    "predicted from bytes": [series[-1] for series in predicted.values()],
+    "measured": [series[-1] for series in measured.values()],
+}
 half = {"measured": [series[-1] for series in spread.values()]}
-plots.bars(right, list(engines), at_the_end, spread=half, ylabel="TPOT (ms)", title=f"at {longest:,} tokens")
+plots.bars(
+    right,
+    list(engines),
+    at_the_end,
+    spread=half,
+    ylabel="TPOT (ms)",
+    title=f"at {longest:,} tokens",
+)
 right.set_ylim(bottom=0)
 plt.show()
 
@@ -424,9 +527,24 @@ for label, shape in shapes.items():
     flops = 2 * shape.layers * shape.q_heads * per_head * longest
     points[label] = flops / read, flops / seconds
     pace = f"{read / seconds / 1e9:.1f} GB/s ({100 * read / seconds / card.read_bytes_per_second:.0f} %)"
-    rows.append([label, f"{read / 1e6:,.1f} MB", f"{1e3 * seconds:.2f} ms", pace,
-                 f"{flops / seconds / 1e9:,.0f} GFLOP/s", f"{flops / read:.1f}"])
-columns = ["attention", f"cache at {longest:,}", "its time", "pace (of the card's)", "arithmetic", "FLOP/byte"]
+    rows.append(
+        [
+            label,
+            f"{read / 1e6:,.1f} MB",
+            f"{1e3 * seconds:.2f} ms",
+            pace,
+            f"{flops / seconds / 1e9:,.0f} GFLOP/s",
+            f"{flops / read:.1f}",
+        ]
+    )
+columns = [
+    "attention",
+    f"cache at {longest:,}",
+    "its time",
+    "pace (of the card's)",
+    "arithmetic",
+    "FLOP/byte",
+]
 estimates.Table(columns, rows)
 
 # %% [markdown]
@@ -447,7 +565,9 @@ flop_per_byte = {
 limit = None  # "memory" or "compute"
 ### BEGIN SOLUTION
 flop_per_byte = {
-    "MHA": 2 * 1 / 2,  # a multiplication and an addition for each query head, per element of 2 bytes
+    "MHA": 2
+    * 1
+    / 2,  # a multiplication and an addition for each query head, per element of 2 bytes
     "GQA-8, 64 query heads": 2 * 8 / 2,
     "MLA, 128 query heads": 2 * 128 * (576 + 512) / (2 * 576),
 }
@@ -468,19 +588,39 @@ assert str(limit).strip().lower() == "compute", "the other one"
 # %%
 from types import SimpleNamespace
 
-rates = data.measurement("flashmla")["data"][0]  # DeepSeek's FlashMLA on an H800, measured
-h800 = SimpleNamespace(name="FlashMLA on an H800", read_bytes_per_second=1e9 * rates["mem_bound_GBps"],
-                       matmul_flops_per_second={"bfloat16": 1e12 * rates["compute_bound_TFLOPs"]})
-models = {"MHA": 1, "GQA ×8": 8, "MLA, 16 heads (V2-Lite)": 30.2, "MLA, 64 heads (Kimi-K2)": 120.9,
-          "MLA, 128 heads (V3)": 241.8}
+rates = data.measurement("flashmla")["data"][
+    0
+]  # DeepSeek's FlashMLA on an H800, measured
+h800 = SimpleNamespace(
+    name="FlashMLA on an H800",
+    read_bytes_per_second=1e9 * rates["mem_bound_GBps"],
+    matmul_flops_per_second={"bfloat16": 1e12 * rates["compute_bound_TFLOPs"]},
+)
+models = {
+    "MHA": 1,
+    "GQA ×8": 8,
+    "MLA, 16 heads (V2-Lite)": 30.2,
+    "MLA, 64 heads (Kimi-K2)": 120.9,
+    "MLA, 128 heads (V3)": 241.8,
+}
 peak = h800.matmul_flops_per_second["bfloat16"]
-bounds = {label: (x, min(x * h800.read_bytes_per_second, peak)) for label, x in models.items()}
+bounds = {
+    label: (x, min(x * h800.read_bytes_per_second, peak)) for label, x in models.items()
+}
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6))
 name = str(dtype).removeprefix("torch.")
-plots.roofline(left, card, points, dtype=name, title=f"attention, measured, {name}: {card.name}")
-plots.roofline(right, h800, bounds, dtype="bfloat16", title="upper bounds at the rates of FlashMLA, H800, bfloat16")
+plots.roofline(
+    left, card, points, dtype=name, title=f"attention, measured, {name}: {card.name}"
+)
+plots.roofline(
+    right,
+    h800,
+    bounds,
+    dtype="bfloat16",
+    title="upper bounds at the rates of FlashMLA, H800, bfloat16",
+)
 for ax in (left, right):
     ax.legend(loc="upper left", fontsize=9)
 plt.show()
@@ -502,6 +642,7 @@ plt.show()
 # The attention of all is the same few lines of torch; only the traffic differs. Repeat-KV comes in two forms: as one
 # writes it, with new copies in every step, and with copies written into buffers that are kept from step to step.
 
+
 # %%
 def repeat_kv(q, k, v):
     group = q.shape[1] // k.shape[1]
@@ -517,21 +658,31 @@ def repeat_kv_kept(q, k, v):
     for which, stored in enumerate((k, v)):
         if (which, shape) not in buffers:
             buffers[which, shape] = torch.empty(shape, dtype=k.dtype, device=k.device)
-        copies.append(buffers[which, shape].copy_(stored[:, :, None].expand(shape)).flatten(1, 2))
+        copies.append(
+            buffers[which, shape].copy_(stored[:, :, None].expand(shape)).flatten(1, 2)
+        )
     return grouped_attention(q, *copies)
+
 
 # %% [markdown]
 # The prediction takes your 17 for both.
 
 # %%
 far = contexts[-2]
-versions = {"MHA": ("MHA", grouped_attention, 1), "repeat-KV": ("GQA ×8", repeat_kv, repeat_traffic),
-            "repeat-KV, kept": ("GQA ×8", repeat_kv_kept, repeat_traffic), "grouped": ("GQA ×8", grouped_attention, 1)}
+versions = {
+    "MHA": ("MHA", grouped_attention, 1),
+    "repeat-KV": ("GQA ×8", repeat_kv, repeat_traffic),
+    "repeat-KV, kept": ("GQA ×8", repeat_kv_kept, repeat_traffic),
+    "grouped": ("GQA ×8", grouped_attention, 1),
+}
 rivals, moved = {}, {}
 for label, (which, function, times) in versions.items():
-    rivals[label] = engines[which][0], plugged(function, shapes[which], room, dtype=dtype, device=spot)
+    rivals[label] = (
+        engines[which][0],
+        plugged(function, shapes[which], room, dtype=dtype, device=spot),
+    )
     moved[label] = times * far * kv[which]
-race = experiments.decode_sweep(rivals, [contexts[0], far], budget)
+race = sweeps.decode_sweep(rivals, [contexts[0], far], budget)
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8))
@@ -539,18 +690,40 @@ names = ["MHA", *(f"GQA ×8\n{label}" for label in list(rivals)[1:])]
 held = [cache.nbytes / 1e6 for _, cache in rivals.values()]
 plots.bars(left, names, held, ylabel="KV cache held (MB)", title="bytes stored")
 bytes_of = {label: moved[label] + rivals[label][0].weight_bytes for label in rivals}
-took = {"from bytes moved": [1e3 * bytes_of[label] / card.read_bytes_per_second for label in rivals],
-        "measured": [race[label][far].ms for label in rivals]}
+took = {
+    "from bytes moved": [
+        1e3 * bytes_of[label] / card.read_bytes_per_second for label in rivals
+    ],
+    "measured": [race[label][far].ms for label in rivals],
+}
 half = {"measured": [race[label][far].spread_ms for label in rivals]}
-plots.bars(right, names, took, spread=half, ylabel="TPOT (ms)", title=f"a decode step at {far:,} tokens")
+plots.bars(
+    right,
+    names,
+    took,
+    spread=half,
+    ylabel="TPOT (ms)",
+    title=f"a decode step at {far:,} tokens",
+)
 right.set_ylim(bottom=0)
 plt.show()
 
 # %%
-grown = {label: race[label][far].median - race[label][contexts[0]].median for label in rivals}
-rows = [[label, f"{held[i] / held[0]:.2f}", f"{moved[label] / moved['MHA']:.2f}", f"{grown[label] / grown['MHA']:.2f}"]
-        for i, label in enumerate(rivals)]
-estimates.Table(["against MHA", "bytes stored", "bytes moved", f"time of {far:,} tokens"], rows)
+grown = {
+    label: race[label][far].median - race[label][contexts[0]].median for label in rivals
+}
+rows = [
+    [
+        label,
+        f"{held[i] / held[0]:.2f}",
+        f"{moved[label] / moved['MHA']:.2f}",
+        f"{grown[label] / grown['MHA']:.2f}",
+    ]
+    for i, label in enumerate(rivals)
+]
+estimates.Table(
+    ["against MHA", "bytes stored", "bytes moved", f"time of {far:,} tokens"], rows
+)
 
 # %% [markdown]
 # This is what the dashboard of the first paragraph saw: bytes *stored* fell 8 times, bytes *moved* did not fall at
@@ -613,7 +786,11 @@ bytes_per_gpu = {  # bytes of cache a token, on each GPU
 ### BEGIN SOLUTION
 bytes_per_gpu = {
     ("Llama-3.1-405B", 8): 2 * 126 * 1 * 128 * 2,  # one KV head each
-    ("Llama-3.1-405B", 16): 2 * 126 * 1 * 128 * 2,  # still one each; every head is kept twice
+    ("Llama-3.1-405B", 16): 2
+    * 126
+    * 1
+    * 128
+    * 2,  # still one each; every head is kept twice
     ("DeepSeek-V3", 8): 61 * (512 + 64) * 2,  # all of it, eight times
 }
 ### END SOLUTION
@@ -623,7 +800,9 @@ from helpers import check
 
 check.grade("03.10", bytes_per_gpu)
 ### BEGIN HIDDEN TESTS
-assert [float(value) for value in bytes_per_gpu.values()] == [64_512, 64_512, 70_272], "bytes on one GPU"
+assert [float(value) for value in bytes_per_gpu.values()] == [64_512, 64_512, 70_272], (
+    "bytes on one GPU"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -648,11 +827,14 @@ for label in engines:
     fixed = measured[label][0] - predicted[label][0]
     context = measured[label][-1] - predicted[label][-1] - fixed
     read = longest * kv[label]
-    arithmetic = 1e3 * max(0, points[label][0] * read / card.rate(name) - read / card.read_bytes_per_second)
+    arithmetic = 1e3 * max(
+        0, points[label][0] * read / card.rate(name) - read / card.read_bytes_per_second
+    )
     key = f"03.tpot_ms_{label.replace(' ×', '')}_at_{longest}"
     residual = f"weights, launches {fixed:+.1f}, arithmetic {arithmetic:+.1f}, kernel {context - arithmetic:+.1f} ms"
     estimates.measured(key, measured[label][-1], residual=residual)
 estimates.report("03")
+
 
 # %%
 def effect(label):
@@ -665,11 +847,26 @@ def smaller(label):
 
 
 same = dict(ttft="hardly changed", quality="decided in training")
-estimates.ledger("03", "GQA ×8, grouped", tpot=effect("GQA ×8"), memory=smaller("GQA ×8"), **same)
-repeated = f"its context takes {grown['repeat-KV'] / grown['MHA']:.2f} times MHA's, here"
-estimates.ledger("03", "GQA ×8 with repeat-KV", tpot=repeated, memory=smaller("GQA ×8") + " and copies", **same)
-estimates.ledger("03", "MLA, absorbed", tpot=effect("MLA") + "; compute-bound with many heads",
-                 memory=smaller("MLA") + "; not split by tensor parallelism", **same)
+estimates.ledger(
+    "03", "GQA ×8, grouped", tpot=effect("GQA ×8"), memory=smaller("GQA ×8"), **same
+)
+repeated = (
+    f"its context takes {grown['repeat-KV'] / grown['MHA']:.2f} times MHA's, here"
+)
+estimates.ledger(
+    "03",
+    "GQA ×8 with repeat-KV",
+    tpot=repeated,
+    memory=smaller("GQA ×8") + " and copies",
+    **same,
+)
+estimates.ledger(
+    "03",
+    "MLA, absorbed",
+    tpot=effect("MLA") + "; compute-bound with many heads",
+    memory=smaller("MLA") + "; not split by tensor parallelism",
+    **same,
+)
 
 # %% [markdown]
 # All of this is decided when a model is trained: it chooses your model for you and is no fix for tonight. What can

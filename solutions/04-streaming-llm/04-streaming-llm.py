@@ -20,10 +20,13 @@ budget = "quick"  # "full" measures more
 import matplotlib.pyplot as plt
 import torch
 
-from helpers import check, data, estimates, plots, rope, sink_curve
-from helpers.attention import causal
-from helpers.caches.sink import SinkBuffers
-from helpers.geometry import get, kv_bytes
+from helpers import check, data, estimates, plots
+from helpers.models import rope
+from helpers.quality import sink_curve
+from helpers.models.attention import causal
+from helpers.caches import SinkBuffers
+from helpers.models.counts import kv_bytes
+from helpers.models.geometry import get
 
 plots.use()
 
@@ -58,8 +61,12 @@ from helpers import check
 
 check.grade("04.1", ceiling_gb)
 ### BEGIN HIDDEN TESTS
-assert abs(float(ceiling_gb["Llama-2-7b-hf"]) / 1.0758 - 1) < 0.011, "Llama-2-7b-hf is off"
-assert abs(float(ceiling_gb["Llama-3.1-8B"]) / 0.26896 - 1) < 0.011, "Llama-3.1-8B is off"
+assert abs(float(ceiling_gb["Llama-2-7b-hf"]) / 1.0758 - 1) < 0.011, (
+    "Llama-2-7b-hf is off"
+)
+assert abs(float(ceiling_gb["Llama-3.1-8B"]) / 0.26896 - 1) < 0.011, (
+    "Llama-3.1-8B is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -84,8 +91,12 @@ from helpers import check
 
 check.grade("04.2", times_faster)
 ### BEGIN HIDDEN TESTS
-assert abs(float(times_faster["Llama-2-7b-hf"]) / 2.127 - 1) < 0.011, "Llama-2-7b-hf is off"
-assert abs(float(times_faster["Llama-3.1-8B"]) / 1.264 - 1) < 0.011, "Llama-3.1-8B is off"
+assert abs(float(times_faster["Llama-2-7b-hf"]) / 2.127 - 1) < 0.011, (
+    "Llama-2-7b-hf is off"
+)
+assert abs(float(times_faster["Llama-3.1-8B"]) / 1.264 - 1) < 0.011, (
+    "Llama-3.1-8B is off"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -126,8 +137,13 @@ from helpers import check
 
 check.grade("04.3", still_growing)
 ### BEGIN HIDDEN TESTS
-right = {"gpt-oss-20b, layers": 12, "gpt-oss-20b, bytes per token": 24_576, "gpt-oss-20b, rows for its sinks": 0,
-         "Gemma-3-4b-it, layers": 5, "Gemma-3-4b-it, bytes per token": 20_480}
+right = {
+    "gpt-oss-20b, layers": 12,
+    "gpt-oss-20b, bytes per token": 24_576,
+    "gpt-oss-20b, rows for its sinks": 0,
+    "Gemma-3-4b-it, layers": 5,
+    "Gemma-3-4b-it, bytes per token": 20_480,
+}
 for name, value in right.items():
     assert float(still_growing[name]) == value, f"{name} is off"
 ### END HIDDEN TESTS
@@ -139,6 +155,7 @@ for name, value in right.items():
 #
 # **Exercise 04.4.** Which tokens does token number `newest` see (0 is the first of the text)? The first `sinks`
 # tokens, and the last `window` tokens, itself included. A token that is both counts as a sink.
+
 
 # %% answer="04.4"
 def kept(newest, sinks, window):
@@ -175,6 +192,7 @@ assert list(map(int, kept(100, 0, 3))) == [98, 99, 100], "kept(100, 0, 3)"
 #
 # **Exercise 04.5.** In which row does a token lie? (One line.)
 
+
 # %% answer="04.5"
 def row_of(token, sinks, window):
     """The row in which `token` is stored.
@@ -191,7 +209,9 @@ from helpers import check
 
 check.grade("04.5", row_of)
 ### BEGIN HIDDEN TESTS
-assert [int(row_of(t, 2, 3)) for t in range(9)] == [0, 1, 2, 3, 4, 2, 3, 4, 2], "rows of 2 + 3"
+assert [int(row_of(t, 2, 3)) for t in range(9)] == [0, 1, 2, 3, 4, 2, 3, 4, 2], (
+    "rows of 2 + 3"
+)
 assert [int(row_of(t, 0, 2)) for t in range(5)] == [0, 1, 0, 1, 0], "rows of 0 + 2"
 ### END HIDDEN TESTS
 
@@ -201,6 +221,7 @@ assert [int(row_of(t, 0, 2)) for t in range(5)] == [0, 1, 0, 1, 0], "rows of 0 +
 # long the text is, the model meets none that it was not trained on.
 #
 # **Exercise 04.6.** At which place does each row stand, after `seen` tokens? `kept` and `row_of` do most of it.
+
 
 # %% answer="04.6"
 def places(seen, sinks, window):
@@ -235,6 +256,7 @@ assert list(map(int, places(11, 0, 4))) == [1, 2, 3, 0], "places(11, 0, 4)"
 # `[layers, batch, kv_heads, sinks + window, head_dim]`, and the tables `cache.cos` and `cache.sin`, one row a place.
 # You write its two halves.
 
+
 # %% tags=["setup"]
 class StreamingCache(SinkBuffers):
     """Sinks and window in constant memory, one token at a time."""
@@ -248,6 +270,7 @@ class StreamingCache(SinkBuffers):
 
 # %% [markdown]
 # **Exercise 04.7.** Put the key and the value of `token` into their row.
+
 
 # %% answer="04.7"
 def store(cache, layer, token, k, v):
@@ -267,12 +290,16 @@ from helpers import check
 
 check.grade("04.7", store)
 ### BEGIN HIDDEN TESTS
-tiny = get("SmolLM2-135M").replace(name="tiny", layers=2, hidden=16, q_heads=4, kv_heads=2, head_dim=4)
+tiny = get("SmolLM2-135M").replace(
+    name="tiny", layers=2, hidden=16, q_heads=4, kv_heads=2, head_dim=4
+)
 c = StreamingCache(tiny, 100, sinks=1, window=2, batch=2, backend="reference")
 for t in range(5):
     one = torch.full((2, 2, 1, 4), float(t + 1))
     store(c, 1, c.next_token(1), one, -one)
-assert c.keys[1, 1, 1, :3, 0].tolist() == [1.0, 4.0, 5.0], "keys of tokens 0, 3, 4 in rows 0, 1, 2"
+assert c.keys[1, 1, 1, :3, 0].tolist() == [1.0, 4.0, 5.0], (
+    "keys of tokens 0, 3, 4 in rows 0, 1, 2"
+)
 assert c.values[1, 0, 0, :3, 3].tolist() == [-1.0, -4.0, -5.0], "values likewise"
 assert float(c.keys[0].abs().sum()) == 0.0, "the other layer is untouched"
 ### END HIDDEN TESTS
@@ -282,6 +309,7 @@ assert float(c.keys[0].abs().sum()) == 0.0, "the other layer is untouched"
 # attend. Two helpers: `rope.rotate(x, cos, sin)` turns x `[…, t, head_dim]` by the t rows of `cos` and `sin` (a list
 # of places picks rows: `cache.cos[[0, 1, 3]]`), and `causal(q, k, v)` attends, with the query as the last of all.
 # The order of the rows does not matter to attention; their places do.
+
 
 # %% answer="04.8"
 def read(cache, layer, q):
@@ -303,12 +331,16 @@ from helpers import check
 
 check.grade("04.8", read)
 ### BEGIN HIDDEN TESTS
-tiny = get("SmolLM2-135M").replace(name="tiny", layers=1, hidden=16, q_heads=2, kv_heads=1, head_dim=4, rope_theta=1e4)
+tiny = get("SmolLM2-135M").replace(
+    name="tiny", layers=1, hidden=16, q_heads=2, kv_heads=1, head_dim=4, rope_theta=1e4
+)
 c = StreamingCache(tiny, 100, sinks=1, window=2, backend="reference")
 c.keys[0, 0, 0, :3] = torch.tensor([[2.0, 0, 1, 0], [0, 1, 0, 2], [1, 1, 0, 0]])
 c.values[0, 0, 0, :3] = torch.eye(3, 4)
 c.lengths = [6]  # the rows hold the tokens 0, 5, 4
-shares = read(c, 0, torch.tensor([[1.0, 2, 0, 1], [0, 1, 2, 0]]).view(1, 2, 1, 4))[0, :, 0, :3]
+shares = read(c, 0, torch.tensor([[1.0, 2, 0, 1], [0, 1, 2, 0]]).view(1, 2, 1, 4))[
+    0, :, 0, :3
+]
 SHARES = [[0.0868, 0.6172, 0.296], [0.0434, 0.6685, 0.2881]]
 assert (shares - torch.tensor(SHARES)).abs().max() < 2e-4, "the weights of three rows"
 ### END HIDDEN TESTS
@@ -323,10 +355,10 @@ assert (shares - torch.tensor(SHARES)).abs().max() < 2e-4, "the weights of three
 # exactly its own window, so that long texts can be read.
 
 # %%
-from helpers import device as devices
-from helpers import experiments, pretrained, text
-from helpers.caches.full import FullCache
-from helpers.caches.sink import SinkCache
+from helpers.clock import devices
+from helpers.clock import sweeps
+from helpers.models import pretrained, text
+from helpers.caches import FullCache, SinkCache
 
 spot = devices.pick(device)
 model, tokenizer = pretrained.load(device=spot)
@@ -348,7 +380,14 @@ live = sink_curve.measure(model, tokens, grid)
 rows = []
 for p in live:
     name = "full cache" if p.window is None else f"{p.sinks} sinks, window {p.window}"
-    rows.append([name, f"{p.perplexity:.2f}", f"{p.loss:.3f}", f"{p.above_dense:+.3f} ± {2 * p.spread:.3f}"])
+    rows.append(
+        [
+            name,
+            f"{p.perplexity:.2f}",
+            f"{p.loss:.3f}",
+            f"{p.above_dense:+.3f} ± {2 * p.spread:.3f}",
+        ]
+    )
 estimates.Table(["cache", "perplexity", "loss (nats)", "above the full cache"], rows)
 
 # %% [markdown]
@@ -358,11 +397,28 @@ estimates.Table(["cache", "perplexity", "loss (nats)", "above the full cache"], 
 # %%
 recorded, conditions = sink_curve.recorded()
 windows = list(sink_curve.by_window(recorded, 0))
-lines = {f"sinks: {s}": [sink_curve.by_window(recorded, s)[w] for w in windows] for s in (0, 1, 2, 4, 8)}
-ax = plots.curve(None, windows, lines, xlabel="window (tokens)", ylabel="perplexity (1)", xlog=True, zero=False,
-                 title="SmolLM2-135M: one sink mends what the window breaks")
+lines = {
+    f"sinks: {s}": [sink_curve.by_window(recorded, s)[w] for w in windows]
+    for s in (0, 1, 2, 4, 8)
+}
+ax = plots.curve(
+    None,
+    windows,
+    lines,
+    xlabel="window (tokens)",
+    ylabel="perplexity (1)",
+    xlog=True,
+    zero=False,
+    title="SmolLM2-135M: one sink mends what the window breaks",
+)
 ax.axhline(recorded[0].perplexity, color=plots.GREY, linestyle=":", label="full cache")
-ax.plot([p.window for p in live[1:]], [p.perplexity for p in live[1:]], "k*", markersize=11, label="your run")
+ax.plot(
+    [p.window for p in live[1:]],
+    [p.perplexity for p in live[1:]],
+    "k*",
+    markersize=11,
+    label="your run",
+)
 _ = ax.legend()
 print("recorded:", conditions)
 
@@ -376,7 +432,7 @@ print("recorded:", conditions)
 # that the queries 256 … 511 give to each of the first positions, mean over the heads of a layer.
 
 # %%
-from helpers.caches.probe import AttentionProbe
+from helpers.caches import AttentionProbe
 
 
 def attention_on_the_first(ids, positions=8):
@@ -392,9 +448,17 @@ share = attention_on_the_first(tokens)
 
 # %%
 _, ax = plt.subplots(figsize=(11, 3.4))
-_ = plots.heat(ax, share.mean(1).T, [str(p) for p in range(8)], [str(n) for n in range(model.geometry.layers)],
-               xlabel="layer (number)", ylabel="position in the text (tokens)", unit="share of attention (%)",
-               form="{:.0f}", title="Attention on the first 8 of 512 positions; an even share would be 0.3 %")
+_ = plots.heat(
+    ax,
+    share.mean(1).T,
+    [str(p) for p in range(8)],
+    [str(n) for n in range(model.geometry.layers)],
+    xlabel="layer (number)",
+    ylabel="position in the text (tokens)",
+    unit="share of attention (%)",
+    form="{:.0f}",
+    title="Attention on the first 8 of 512 positions; an even share would be 0.3 %",
+)
 
 # %% [markdown]
 # Is it the word or the place? Put another word in front of the same text.
@@ -404,8 +468,10 @@ banana = torch.tensor(tokenizer.encode(" banana").ids, device=spot)
 other = attention_on_the_first(torch.cat((banana, tokens)))
 for ids, found in ((tokens, share), (banana, other)):
     deep = found[12:, :, 0]
-    print(f"first token {tokenizer.decode([int(ids[0])])!r}: {deep.mean():.0f} % of the attention in layers 12 to 29, "
-          f"{deep.max():.0f} % in the strongest head")
+    print(
+        f"first token {tokenizer.decode([int(ids[0])])!r}: {deep.mean():.0f} % of the attention in layers 12 to 29, "
+        f"{deep.max():.0f} % in the strongest head"
+    )
 
 # %% [markdown]
 # The place. More than a third of all attention in 18 layers rests on whatever stands first. Drop it, and that third has
@@ -420,12 +486,20 @@ for ids, found in ((tokens, share), (banana, other)):
 card = devices.card(spot)
 longest = 16_384 if budget == "quick" else 32_768
 contexts = [16, longest // 4, longest // 2, longest]
-batch = 1 if spot.type == "cpu" else 4  # a fast device needs more bytes to show the same
+batch = (
+    1 if spot.type == "cpu" else 4
+)  # a fast device needs more bytes to show the same
 size = {"batch": batch, "device": spot}
-caches = {"full": FullCache(model.geometry, longest + 1, **size),
-          "yours": StreamingCache(model.geometry, longest + 1, sinks=4, window=256, **size)}
-if spot.type == "cuda":  # a list of places has to travel to the GPU, so your step cannot be replayed as one graph
-    caches["engine"] = SinkCache(model.geometry, longest + 1, sinks=4, window=256, **size)
+caches = {
+    "full": FullCache(model.geometry, longest + 1, **size),
+    "yours": StreamingCache(model.geometry, longest + 1, sinks=4, window=256, **size),
+}
+if (
+    spot.type == "cuda"
+):  # a list of places has to travel to the GPU, so your step cannot be replayed as one graph
+    caches["engine"] = SinkCache(
+        model.geometry, longest + 1, sinks=4, window=256, **size
+    )
 
 # %%
 row_bytes = kv_bytes(model.geometry, tokens=1, batch=batch, dtype=torch.float32)
@@ -438,22 +512,38 @@ for label in caches:
 
 # %%
 engines = {label: (model, cache) for label, cache in caches.items()}
-timed = experiments.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
+timed = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
 doubts = {t.verdict for points in timed.values() for t in points.values() if t.reason}
 note = "".join(f" [{verdict}]" for verdict in sorted(doubts))
 _, ax = plt.subplots(figsize=(8, 4.4))
 for series, label in enumerate(caches):
     points = [timed[label][c] for c in contexts]
-    plots.prediction(ax, contexts, predicted[label], [t.ms for t in points], [t.spread_ms for t in points],
-                     xlabel="context (tokens)", ylabel="TPOT (ms)", label=label, series=series,
-                     title=f"SmolLM2-135M: the full cache, and 4 sinks + 256{note}")
+    plots.prediction(
+        ax,
+        contexts,
+        predicted[label],
+        [t.ms for t in points],
+        [t.spread_ms for t in points],
+        xlabel="context (tokens)",
+        ylabel="TPOT (ms)",
+        label=label,
+        series=series,
+        title=f"SmolLM2-135M: the full cache, and 4 sinks + 256{note}",
+    )
 
 # %%
 for label, cache in caches.items():
     first, last = timed[label][16], timed[label][longest]
-    why = "attention below the card's pace, launches" if label == "full" else "launches, keys turned at every read"
+    why = (
+        "attention below the card's pace, launches"
+        if label == "full"
+        else "launches, keys turned at every read"
+    )
     estimates.measured(f"04.tpot_ms_{label}_at_{longest}", last.ms, residual=why)
-    print(f"{label}: {first.ms:.1f} → {last.ms:.1f} ms; the cache holds {cache.nbytes / 1e6:,.0f} MB", last.reason)
+    print(
+        f"{label}: {first.ms:.1f} → {last.ms:.1f} ms; the cache holds {cache.nbytes / 1e6:,.0f} MB",
+        last.reason,
+    )
 
 # %% [markdown]
 # A cap has a price, too: each step turns all its keys again, where the full cache turns each key once. Below the window
@@ -468,14 +558,20 @@ estimates.report("04")
 # window of 256, from which the fact has dropped out; then with the fact at 80 %, inside the window.
 
 # %%
-from helpers import needle
+from helpers.quality import needle
 
 codes = needle.CODES[:2] if budget == "quick" else needle.CODES
 room = 700  # tokens: the text, the fact and the question
 cases = {
     "full cache, fact at 30 %": (0.3, FullCache(model.geometry, room, device=spot)),
-    "4 + 256, fact at 30 %": (0.3, SinkCache(model.geometry, room, sinks=4, window=256, device=spot)),
-    "4 + 256, fact at 80 %": (0.8, SinkCache(model.geometry, room, sinks=4, window=256, device=spot)),
+    "4 + 256, fact at 30 %": (
+        0.3,
+        SinkCache(model.geometry, room, sinks=4, window=256, device=spot),
+    ),
+    "4 + 256, fact at 80 %": (
+        0.8,
+        SinkCache(model.geometry, room, sinks=4, window=256, device=spot),
+    ),
 }
 
 # %%
@@ -484,8 +580,14 @@ for label, (where, cache) in cases.items():
     answers = []
     for code in codes:
         cache.rewind(0)
-        answers.append(needle.ask(model, tokenizer, cache, needle.prompt(tokenizer, code, 600, where)))
-    recalled[label] = sum(answer == code for answer, code in zip(answers, codes, strict=True))
+        answers.append(
+            needle.ask(
+                model, tokenizer, cache, needle.prompt(tokenizer, code, 600, where)
+            )
+        )
+    recalled[label] = sum(
+        answer == code for answer, code in zip(answers, codes, strict=True)
+    )
     rows.append([label, f"{recalled[label]} of {len(codes)}", ", ".join(answers)])
 estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(codes))
 
@@ -496,6 +598,7 @@ estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(
 # **Exercise 04.9.** So how small may the window be? A product owner allows a perplexity of at most `allowed` above
 # that of the full cache (0.15 is 15 %). Find the smallest window that is safe: it and every larger window that was
 # measured are within the budget. If none is, return None.
+
 
 # %% answer="04.9"
 def smallest_safe_window(curve, dense, allowed):
@@ -518,8 +621,13 @@ from helpers import check
 
 check.grade("04.9", smallest_safe_window)
 ### BEGIN HIDDEN TESTS
-assert smallest_safe_window({128: 14.0, 256: 11.4, 512: 10.9, 1_024: 10.1}, 10.0, 0.15) == 256, "15 % above 10"
-assert smallest_safe_window({512: 21.5, 128: 21.9, 256: 22.5}, 20.0, 0.10) == 512, "a bump at 256"
+assert (
+    smallest_safe_window({128: 14.0, 256: 11.4, 512: 10.9, 1_024: 10.1}, 10.0, 0.15)
+    == 256
+), "15 % above 10"
+assert smallest_safe_window({512: 21.5, 128: 21.9, 256: 22.5}, 20.0, 0.10) == 512, (
+    "a bump at 256"
+)
 assert smallest_safe_window({128: 14.0}, 10.0, 0.1) is None, "no window is safe"
 ### END HIDDEN TESTS
 
@@ -527,11 +635,15 @@ assert smallest_safe_window({128: 14.0}, 10.0, 0.1) is None, "no window is safe"
 # Your choice for this model, on the recorded curve with 4 sinks and, at the full budget, on your own.
 
 # %%
-for name, points in (("recorded", recorded), ("your own", live))[: 1 if budget == "quick" else 2]:
+for name, points in (("recorded", recorded), ("your own", live))[
+    : 1 if budget == "quick" else 2
+]:
     curve = sink_curve.by_window(points, 4)
     for allowed in (0.05, 0.10, 0.25):
         window = smallest_safe_window(curve, points[0].perplexity, allowed)
-        print(f"{name}, {100 * allowed:.0f} % allowed, of {len(curve)} windows: {window}")
+        print(
+            f"{name}, {100 * allowed:.0f} % allowed, of {len(curve)} windows: {window}"
+        )
 
 # %% [markdown]
 # ## Explain
@@ -544,12 +656,21 @@ for name, points in (("recorded", recorded), ("your own", live))[: 1 if budget =
 paper = data.measurement("streamingllm-sinks")["data"]
 sinks = [0, 1, 2, 4, 8]
 here = [sink_curve.by_window(recorded, s)[256] for s in sinks]
-tables = {"Llama-2-7B, 4,096 rows (as quoted, log scale)": [row["ppl"] for row in paper],
-          "SmolLM2-135M, window 256 (recorded)": here}
+tables = {
+    "Llama-2-7B, 4,096 rows (as quoted, log scale)": [row["ppl"] for row in paper],
+    "SmolLM2-135M, window 256 (recorded)": here,
+}
 _, panels = plt.subplots(1, 2, figsize=(10.5, 3.6))
 for ax, (title, values) in zip(panels, tables.items(), strict=True):
-    plots.bars(ax, [str(s) for s in sinks], values, xlabel="sinks (tokens)", ylabel="perplexity (1)", title=title,
-               form="{:,.2f}")
+    plots.bars(
+        ax,
+        [str(s) for s in sinks],
+        values,
+        xlabel="sinks (tokens)",
+        ylabel="perplexity (1)",
+        title=title,
+        form="{:,.2f}",
+    )
 _ = panels[0].set_yscale("log")
 
 # %% [markdown]
@@ -563,12 +684,23 @@ _ = panels[0].set_yscale("log")
 # %%
 x = [1_024, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072]
 gain = {}
-for name, weights_gb, bytes_per_token in (("Llama-2-7b-hf", 13.21, 524_288), ("Llama-3.1-8B", 15.01, 131_072)):
+for name, weights_gb, bytes_per_token in (
+    ("Llama-2-7b-hf", 13.21, 524_288),
+    ("Llama-3.1-8B", 15.01, 131_072),
+):
     full = [weights_gb + c * bytes_per_token / 1e9 for c in x]
     capped = [weights_gb + min(c, 2_052) * bytes_per_token / 1e9 for c in x]
     gain[name] = [f / c for f, c in zip(full, capped, strict=True)]
-ax = plots.curve(None, x, gain, xlabel="context (tokens)", ylabel="TPOT full ÷ TPOT capped (1)", xlog=True, zero=False,
-                 title="What 4 sinks + 2,048 can buy at batch 1, from bytes")
+ax = plots.curve(
+    None,
+    x,
+    gain,
+    xlabel="context (tokens)",
+    ylabel="TPOT full ÷ TPOT capped (1)",
+    xlog=True,
+    zero=False,
+    title="What 4 sinks + 2,048 can buy at batch 1, from bytes",
+)
 _ = ax.axhline(1, color=plots.GREY, linestyle=":")
 
 # %% [markdown]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from helpers import check, data, estimates, plots
-from helpers.geometry import get
+from helpers.models.geometry import get
 
 plots.use()
 
@@ -47,8 +47,10 @@ heads = 2 * 32 * 8  # K and V of every layer's KV heads
 quantized_bytes = {
     "fp8, no scales": heads * 128,
     "int8, a 2-byte scale per token and head": heads * (128 + 2),
-    "int4, groups of 64, 2-byte scale and 2-byte zero": heads * (128 // 2 + 2 * (2 + 2)),
-    "int4, groups of 32, 2-byte scale and 2-byte zero": heads * (128 // 2 + 4 * (2 + 2)),
+    "int4, groups of 64, 2-byte scale and 2-byte zero": heads
+    * (128 // 2 + 2 * (2 + 2)),
+    "int4, groups of 32, 2-byte scale and 2-byte zero": heads
+    * (128 // 2 + 4 * (2 + 2)),
 }
 ### END SOLUTION
 
@@ -57,7 +59,12 @@ from helpers import check
 
 check.grade("06.1", quantized_bytes)
 ### BEGIN HIDDEN TESTS
-assert [float(value) for value in quantized_bytes.values()] == [65_536, 66_560, 36_864, 40_960], "a count is off"
+assert [float(value) for value in quantized_bytes.values()] == [
+    65_536,
+    66_560,
+    36_864,
+    40_960,
+], "a count is off"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -89,7 +96,10 @@ from helpers import check
 
 check.grade("06.2", break_even_tokens)
 ### BEGIN HIDDEN TESTS
-assert abs(float(break_even_tokens["H100"]) - 7_000) < 20 and abs(float(break_even_tokens["B200"]) - 3_623) < 20
+assert (
+    abs(float(break_even_tokens["H100"]) - 7_000) < 20
+    and abs(float(break_even_tokens["B200"]) - 3_623) < 20
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -102,6 +112,7 @@ assert abs(float(break_even_tokens["H100"]) - 7_000) < 20 and abs(float(break_ev
 # to the nearest level between. For a cache the usual choice is one scale for each token and head.
 #
 # **Exercise 06.3.** Write it.
+
 
 # %% answer="06.3"
 def quantize_int8(x):
@@ -126,7 +137,9 @@ check.grade("06.3", quantize_int8)
 ### BEGIN HIDDEN TESTS
 probe = torch.tensor([[[[-1.27, 0.5, 1.0], [0.0, 3.0, -25.4]]]])
 numbers, scale = quantize_int8(probe)
-assert numbers.dtype == torch.int8 and numbers.tolist() == [[[[-127, 50, 100], [0, 15, -127]]]], "wrong numbers"
+assert numbers.dtype == torch.int8 and numbers.tolist() == [
+    [[[-127, 50, 100], [0, 15, -127]]]
+], "wrong numbers"
 assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]])), "wrong scales"
 ### END HIDDEN TESTS
 
@@ -135,6 +148,7 @@ assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]])), "wrong scal
 # levels between the smallest and the largest number: level 0 is the minimum, the top level the maximum.
 #
 # **Exercise 06.4.** Write it for any number of bits, along any dimension.
+
 
 # %% answer="06.4"
 def quantize_levels(x, bits, dim):
@@ -158,9 +172,16 @@ from helpers import check
 
 check.grade("06.4", quantize_levels)
 ### BEGIN HIDDEN TESTS
-levels, scale, zero = quantize_levels(torch.tensor([[-1.0, 0.0, 0.4, 2.0], [5.0, 8.0, 6.2, 5.0]]), 2, 1)
-assert levels.tolist() == [[0, 1, 1, 3], [0, 3, 1, 0]], "wrong levels along the last dimension"
-assert scale.flatten().tolist() == [1.0, 1.0] and zero.flatten().tolist() == [-1.0, 5.0], "wrong scale or zero"
+levels, scale, zero = quantize_levels(
+    torch.tensor([[-1.0, 0.0, 0.4, 2.0], [5.0, 8.0, 6.2, 5.0]]), 2, 1
+)
+assert levels.tolist() == [[0, 1, 1, 3], [0, 3, 1, 0]], (
+    "wrong levels along the last dimension"
+)
+assert scale.flatten().tolist() == [1.0, 1.0] and zero.flatten().tolist() == [
+    -1.0,
+    5.0,
+], "wrong scale or zero"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -169,6 +190,7 @@ assert scale.flatten().tolist() == [1.0, 1.0] and zero.flatten().tolist() == [-1
 # second half in the high ones, so that a whole vector is unpacked with one mask and one shift.
 #
 # **Exercise 06.5.** Pack them.
+
 
 # %% answer="06.5"
 def pack_int4(levels):
@@ -189,7 +211,9 @@ check.grade("06.5", pack_int4)
 ### BEGIN HIDDEN TESTS
 probe = torch.tensor([[15, 0, 7, 9, 8, 1]], dtype=torch.uint8)
 packed = pack_int4(probe)
-assert packed.dtype == torch.uint8 and packed.tolist() == [[15 + 16 * 9, 0 + 16 * 8, 7 + 16 * 1]], "wrong bytes"
+assert packed.dtype == torch.uint8 and packed.tolist() == [
+    [15 + 16 * 9, 0 + 16 * 8, 7 + 16 * 1]
+], "wrong bytes"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -201,9 +225,9 @@ assert packed.dtype == torch.uint8 and packed.tolist() == [[15 + 16 * 9, 0 + 16 
 # computes. The next cell loads it and reads 2,048 tokens of the Python documentation.
 
 # %%
-from helpers import device as devices
-from helpers import pretrained, text
-from helpers.caches.full import FullCache
+from helpers.clock import devices
+from helpers.models import pretrained, text
+from helpers.caches import FullCache
 
 spot = devices.pick(device)
 model, tokenizer = pretrained.load(device=spot)
@@ -214,13 +238,20 @@ _ = model.prefill(tokens[None, :2_048], cache)
 # %%
 layer, head = 15, 0
 _, panels = plt.subplots(1, 2, figsize=(10.5, 3.8), sharey=True)
-for ax, name, stored in zip(panels, ("keys", "values"), (cache.keys, cache.values), strict=True):
+for ax, name, stored in zip(
+    panels, ("keys", "values"), (cache.keys, cache.values), strict=True
+):
     size = stored[layer, 0, head].abs().mean(dim=0).cpu()
     ax.bar(range(64), size, color=plots.BLUE if name == "keys" else plots.ORANGE)
-    ax.set(title=f"{name}: largest ÷ median {size.max() / size.median():.1f}", xlabel="dim of the head (index)")
+    ax.set(
+        title=f"{name}: largest ÷ median {size.max() / size.median():.1f}",
+        xlabel="dim of the head (index)",
+    )
     every = stored[:, 0].abs().mean(dim=2)  # [layers, kv_heads, head_dim]
     ratio = (every.amax(-1) / every.median(-1).values).median()
-    print(f"{name}, all layers and heads: the largest dim is {ratio:.1f} times the median one (median of the heads)")
+    print(
+        f"{name}, all layers and heads: the largest dim is {ratio:.1f} times the median one (median of the heads)"
+    )
 _ = panels[0].set_ylabel("mean magnitude (model units)")
 
 # %% [markdown]
@@ -234,6 +265,7 @@ _ = panels[0].set_ylabel("mean magnitude (model units)")
 #
 # **Exercise 06.6.** Write what such a cache gives back. `unflatten` splits a dimension: a tensor [b, h, t, d] with
 # `.unflatten(2, (-1, size))` becomes [b, h, t/size, size, d], and `.flatten(2, 3)` undoes it.
+
 
 # %% answer="06.6"
 def restore_kv(k, v, bits=4, size=32):
@@ -255,13 +287,23 @@ from helpers import check
 
 check.grade("06.6", restore_kv)
 ### BEGIN HIDDEN TESTS
-lanes = torch.tensor([[0.0, 90.0, 1, 0], [3.0, 60.0, 4, 9], [1.0, 30.0, 2, 3], [2.0, 0.0, 3, 6]])
-grid = torch.cat((lanes, lanes * 100))[None, None]  # 8 tokens, 4 dims: in each block a dim lies on 4 levels of its own
+lanes = torch.tensor(
+    [[0.0, 90.0, 1, 0], [3.0, 60.0, 4, 9], [1.0, 30.0, 2, 3], [2.0, 0.0, 3, 6]]
+)
+grid = torch.cat((lanes, lanes * 100))[
+    None, None
+]  # 8 tokens, 4 dims: in each block a dim lies on 4 levels of its own
 back, _ = restore_kv(grid, grid, bits=2, size=4)
-assert torch.allclose(back.float(), grid, atol=0.05), "keys: each dim has its own scale in each block of tokens"
-mirror = grid.mT.contiguous()  # 4 tokens, 8 dims: in each group a token lies on 4 levels of its own
+assert torch.allclose(back.float(), grid, atol=0.05), (
+    "keys: each dim has its own scale in each block of tokens"
+)
+mirror = (
+    grid.mT.contiguous()
+)  # 4 tokens, 8 dims: in each group a token lies on 4 levels of its own
 _, back = restore_kv(mirror, mirror, bits=2, size=4)
-assert torch.allclose(back.float(), mirror, atol=0.05), "values: each token has its own scale in each group of dims"
+assert torch.allclose(back.float(), mirror, atol=0.05), (
+    "values: each token has its own scale in each group of dims"
+)
 between = torch.tensor([[0.4], [0.0], [0.0], [0.0]]).repeat(2, 4)[None, None] + grid
 back_k, back_v = restore_kv(between, between, bits=2, size=4)
 gone = [float((back - between).abs().max()) for back in (back_k, back_v)]
@@ -271,6 +313,7 @@ assert min(gone) > 0.1, "2 bits have 4 levels: what lies between them is lost"
 # %% [markdown]
 # **Exercise 06.7.** Now count for any scheme. `bits` per number, one scale (and zero) of `extra_bytes` together for
 # each `group` numbers. Your function is held against the tensors of real caches.
+
 
 # %% answer="06.7"
 def quantized_bytes_per_token(geometry, bits, group, extra_bytes):
@@ -290,9 +333,15 @@ from helpers import check
 check.grade("06.7", quantized_bytes_per_token)
 ### BEGIN HIDDEN TESTS
 llama = get("Llama-3.1-8B")
-assert float(quantized_bytes_per_token(llama, 4, 64, 4)) == 36_864, "int4 in groups of 64"
-assert float(quantized_bytes_per_token(llama, 3, 32, 4)) == 32_768, "int3 in groups of 32"
-assert float(quantized_bytes_per_token(get("SmolLM2-135M"), 8, 64, 4)) == 12_240, "int8 of the small model"
+assert float(quantized_bytes_per_token(llama, 4, 64, 4)) == 36_864, (
+    "int4 in groups of 64"
+)
+assert float(quantized_bytes_per_token(llama, 3, 32, 4)) == 32_768, (
+    "int3 in groups of 32"
+)
+assert float(quantized_bytes_per_token(get("SmolLM2-135M"), 8, 64, 4)) == 12_240, (
+    "int8 of the small model"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -300,6 +349,7 @@ assert float(quantized_bytes_per_token(get("SmolLM2-135M"), 8, 64, 4)) == 12_240
 #
 # First the error of the cache itself. Your two functions, on the real keys and values of all layers: how far is
 # what comes back from what was stored, relative to its size?
+
 
 # %%
 def relative_error(x, dim, bits, size=32):
@@ -311,10 +361,20 @@ def relative_error(x, dim, bits, size=32):
 
 bits = [2, 3, 4, 8]
 stored = {"keys": cache.keys[..., :2_048, :], "values": cache.values[..., :2_048, :]}
-errors = {f"{name} per {who}": [100 * relative_error(x, dim, b) for b in bits]
-          for name, x in stored.items() for who, dim in (("token", 4), ("channel", 3))}
-_ = plots.curve(None, bits, errors, xlabel="bits per number (bits)", ylabel="error (% of the norm)",
-                title="Groups of 32: who should share a scale?", ylog=True)
+errors = {
+    f"{name} per {who}": [100 * relative_error(x, dim, b) for b in bits]
+    for name, x in stored.items()
+    for who, dim in (("token", 4), ("channel", 3))
+}
+_ = plots.curve(
+    None,
+    bits,
+    errors,
+    xlabel="bits per number (bits)",
+    ylabel="error (% of the norm)",
+    title="Groups of 32: who should share a scale?",
+    ylog=True,
+)
 
 # %% [markdown]
 # For which of the two, keys or values, does it matter who shares? (Where it matters little, per token is the simpler
@@ -337,16 +397,22 @@ estimates.predict("06.ppl_rise_int4_keys_per_token", guess_keys_per_token, "%")
 estimates.predict("06.ppl_rise_int4_keys_per_channel", guess_keys_per_channel, "%")
 
 # %%
-from helpers import experiments, quantize
-from helpers.caches.quantized import RoundTripCache
+from helpers.caches import RoundTripCache
+from helpers.clock import sweeps
+from helpers.kernels import quantize
+from helpers.quality.perplexity import perplexity
 
 
 def per_token(bits, size=64):
     """Keys and values both per token, in groups of `size` dims."""
+
     def restore(k, v):
         parts = [x.unflatten(3, (-1, size)) for x in (k, v)]
-        return [(levels * scale + zero).flatten(3, 4)
-                for levels, scale, zero in (quantize_levels(x, bits, 4) for x in parts)]
+        return [
+            (levels * scale + zero).flatten(3, 4)
+            for levels, scale, zero in (quantize_levels(x, bits, 4) for x in parts)
+        ]
+
     return restore
 
 
@@ -355,7 +421,9 @@ def int8_both(k, v):
 
 
 def fp8_both(k, v):
-    return [quantize.to_fp8(x.cpu()).float().to(x.device) for x in (k, v)]  # torch has no fp8 on MPS
+    return [
+        quantize.to_fp8(x.cpu()).float().to(x.device) for x in (k, v)
+    ]  # torch has no fp8 on MPS
 
 
 schemes = {
@@ -378,20 +446,35 @@ if budget == "full":
 from tqdm import tqdm
 import sys
 
-perplexity = {}
+perplexities = {}
 for name, restore in tqdm(schemes.items(), desc="perplexity", file=sys.stdout):
     held = RoundTripCache(model.geometry, 2_049, restore, device=spot)
-    perplexity[name] = experiments.perplexity(model, held, tokens)
-rise = {name: 100 * (value / perplexity["exact"] - 1) for name, value in perplexity.items()}
-estimates.Table(["scheme", "perplexity", "against exact"],
-                [[name, f"{perplexity[name]:.2f}", f"{rise[name]:+.1f} %"] for name in schemes])
+    perplexities[name] = perplexity(model, held, tokens)
+rise = {
+    name: 100 * (value / perplexities["exact"] - 1)
+    for name, value in perplexities.items()
+}
+estimates.Table(
+    ["scheme", "perplexity", "against exact"],
+    [[name, f"{perplexities[name]:.2f}", f"{rise[name]:+.1f} %"] for name in schemes],
+)
 
 # %%
-estimates.measured("06.ppl_rise_int4_keys_per_token", rise["int4 per token"], residual="outlier channels of the keys")
+estimates.measured(
+    "06.ppl_rise_int4_keys_per_token",
+    rise["int4 per token"],
+    residual="outlier channels of the keys",
+)
 estimates.measured("06.ppl_rise_int4_keys_per_channel", rise["int4 K per channel"])
 shown = [name for name in schemes if name != "exact"]
-ax = plots.bars(None, [name.replace(" ", "\n", 1) for name in shown], [rise[name] for name in shown],
-                ylabel="perplexity above exact (%)", title="SmolLM2-135M, 1,536 tokens", form="{:+.1f}")
+ax = plots.bars(
+    None,
+    [name.replace(" ", "\n", 1) for name in shown],
+    [rise[name] for name in shown],
+    ylabel="perplexity above exact (%)",
+    title="SmolLM2-135M, 1,536 tokens",
+    form="{:+.1f}",
+)
 
 # %% [markdown]
 # The same number of bits, and a several-fold difference in what they cost: who shares the scale matters more than
@@ -403,7 +486,7 @@ ax = plots.bars(None, [name.replace(" ", "\n", 1) for name in shown], [rise[name
 # The prediction from bytes alone, for one step at the longest context:
 
 # %%
-from helpers.caches.quantized import Fp8Cache, Int4TokenCache, Int8Cache
+from helpers.caches import Fp8Cache, Int4TokenCache, Int8Cache
 
 contexts = [512, 2_048, 4_096] if budget == "quick" else [512, 2_048, 4_096, 8_192]
 capacity = contexts[-1] + 32
@@ -414,25 +497,51 @@ caches = {
     "int8 fused": Int8Cache(model.geometry, capacity, device=spot),
     "int4 fused": Int4TokenCache(model.geometry, capacity, device=spot),
 }
-if (fp8 := Fp8Cache(model.geometry, capacity, device=spot)).fused:  # timed only where the chip reads fp8 itself
+if (
+    fp8 := Fp8Cache(model.geometry, capacity, device=spot)
+).fused:  # timed only where the chip reads fp8 itself
     caches["fp8 fused"] = fp8
 per_token_bytes = {name: cache.nbytes / capacity for name, cache in caches.items()}
 for name, size in per_token_bytes.items():
-    floor = 1e3 * (model.weight_bytes + contexts[-1] * size) / card.read_bytes_per_second
+    floor = (
+        1e3 * (model.weight_bytes + contexts[-1] * size) / card.read_bytes_per_second
+    )
     estimates.predict(f"06.tpot_ms_{name.replace(' ', '_')}", floor, "ms")
-    print(f"{name:11} {size:8,.0f} bytes a token, {floor:6.1f} ms at {contexts[-1]:,} tokens")
+    print(
+        f"{name:11} {size:8,.0f} bytes a token, {floor:6.1f} ms at {contexts[-1]:,} tokens"
+    )
 
 # %%
 engines = {name: (model, cache) for name, cache in caches.items()}
-timed = experiments.decode_sweep(engines, contexts, budget)
+timed = sweeps.decode_sweep(engines, contexts, budget)
 measured = {name: np.array([timed[name][c].ms for c in contexts]) for name in caches}
 spread = {name: [timed[name][c].spread_ms for c in contexts] for name in caches}
 for name in caches:
-    estimates.measured(f"06.tpot_ms_{name.replace(' ', '_')}", measured[name][-1],
-                       residual="conversion" if name != "float32" else "launches, kernel below the card")
-print(*{f"{timed[name][c].reason}\n" for name in caches for c in contexts if timed[name][c].reason}, end="")
-_ = plots.curve(None, contexts, measured, spread=spread, xlabel="context (tokens)", ylabel="TPOT (ms)",
-                title=f"One model, four ways to keep its cache ({card.name})")
+    estimates.measured(
+        f"06.tpot_ms_{name.replace(' ', '_')}",
+        measured[name][-1],
+        residual="conversion"
+        if name != "float32"
+        else "launches, kernel below the card",
+    )
+print(
+    *{
+        f"{timed[name][c].reason}\n"
+        for name in caches
+        for c in contexts
+        if timed[name][c].reason
+    },
+    end="",
+)
+_ = plots.curve(
+    None,
+    contexts,
+    measured,
+    spread=spread,
+    xlabel="context (tokens)",
+    ylabel="TPOT (ms)",
+    title=f"One model, four ways to keep its cache ({card.name})",
+)
 
 # %% [markdown]
 # Which of the stories of the opening does each line tell? Below float32 at the right end: less memory *and* less time.
@@ -445,10 +554,29 @@ lines = {name: np.polyfit(contexts, measured[name], 1) for name in caches}
 rows = []
 for name, (slope, intercept) in lines.items():
     saved, extra = lines["float32"][0] - slope, intercept - lines["float32"][1]
-    crossing = "—" if name == "float32" else "never" if saved <= 0 else f"{max(0, extra / saved):,.0f} tokens"
-    rate = f"{per_token_bytes[name] / slope / 1e6:.1f} GB/s" if slope > 0 else "no line: busy"
+    crossing = (
+        "—"
+        if name == "float32"
+        else "never"
+        if saved <= 0
+        else f"{max(0, extra / saved):,.0f} tokens"
+    )
+    rate = (
+        f"{per_token_bytes[name] / slope / 1e6:.1f} GB/s"
+        if slope > 0
+        else "no line: busy"
+    )
     rows.append([name, f"{1e3 * slope:.2f} µs", f"{intercept:.1f} ms", rate, crossing])
-estimates.Table(["cache", "slope, per token", "intercept", "cache bytes ÷ slope", "faster than float32 from"], rows)
+estimates.Table(
+    [
+        "cache",
+        "slope, per token",
+        "intercept",
+        "cache bytes ÷ slope",
+        "faster than float32 from",
+    ],
+    rows,
+)
 
 # %% [markdown]
 # Compare the column of rates. Where a packed cache is read at *fewer* bytes per second than the exact one, its kernel
@@ -472,7 +600,8 @@ estimates.report("06")
 fp8_gain = {2_048: None, 32_768: None}  # % more tokens per second
 ### BEGIN SOLUTION
 fp8_gain = {
-    context: 100 * ((8.0445e9 + context * 147_456) / (8.0445e9 + context * 73_728) - 1) for context in (2_048, 32_768)
+    context: 100 * ((8.0445e9 + context * 147_456) / (8.0445e9 + context * 73_728) - 1)
+    for context in (2_048, 32_768)
 }
 ### END SOLUTION
 
@@ -481,7 +610,10 @@ from helpers import check
 
 check.grade("06.8", fp8_gain)
 ### BEGIN HIDDEN TESTS
-assert abs(float(fp8_gain[2_048]) - 1.843) < 0.02 and abs(float(fp8_gain[32_768]) - 23.09) < 0.1, "a gain is off"
+assert (
+    abs(float(fp8_gain[2_048]) - 1.843) < 0.02
+    and abs(float(fp8_gain[32_768]) - 23.09) < 0.1
+), "a gain is off"
 ### END HIDDEN TESTS
 
 # %%
@@ -489,8 +621,15 @@ l4 = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
 x = [row["ctx"] for row in l4]
 from_bytes = [100 * ((8.0445e9 + c * 147_456) / (8.0445e9 + c * 73_728) - 1) for c in x]
 published = [100 * (row["fp8"] / row["bf16"] - 1) for row in l4]
-_ = plots.prediction(None, x, from_bytes, published, xlabel="context (tokens)", ylabel="gain of fp8 (%)",
-                     title="Qwen3-4B, L4, vLLM: fp8 against bf16")
+_ = plots.prediction(
+    None,
+    x,
+    from_bytes,
+    published,
+    xlabel="context (tokens)",
+    ylabel="gain of fp8 (%)",
+    title="Qwen3-4B, L4, vLLM: fp8 against bf16",
+)
 
 # %% [markdown]
 # Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing is the conversion, and whatever
@@ -541,7 +680,11 @@ assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instruct
 # %%
 best = lines["int8 fused"][0] / lines["float32"][0]
 fewer = per_token_bytes["int8 fused"] / per_token_bytes["float32"]
-busy = any(timed[name][c].verdict != "ok" for name in ("float32", "int8 fused") for c in contexts)
+busy = any(
+    timed[name][c].verdict != "ok"
+    for name in ("float32", "int8 fused")
+    for c in contexts
+)
 estimates.ledger(
     "06",
     "quantise the cache (int8, fused)",
@@ -549,7 +692,7 @@ estimates.ledger(
     ttft="unchanged or slightly worse (quantising what is new)",
     memory="÷ 2 (fp8), ÷ 3.2 to 3.6 (int4) against bf16",
     quality=f"perplexity {rise['int8 per token']:+.1f} % int8, {rise['int4 K per channel']:+.1f} % int4 K per channel, "
-            f"{rise['int4 per token']:+.1f} % int4 per token",
+    f"{rise['int4 per token']:+.1f} % int4 per token",
 )
 
 # %% [markdown]

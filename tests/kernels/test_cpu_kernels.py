@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
-from helpers import kernels, quantize, rope
+from helpers import kernels
+from helpers.kernels import quantize
+from helpers.models import rope
 
 cpu = kernels.select("cpu")
 

@@ -6,8 +6,7 @@ import sys
 import pytest
 import torch
 
-from helpers import device as devices
-from helpers import graphs, recordings
+from helpers.clock import devices, graphs, recordings
 from tools import gpu_check
 
 # What the course installs and gpu_check must do without; torch brings filelock itself.

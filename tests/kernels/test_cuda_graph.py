@@ -2,17 +2,17 @@
 
 import torch
 
-from helpers import graphs
-from helpers.caches.paged import BlockPool, PagedCache
-from helpers.decoder import Decoder
-from helpers.geometry import Geometry
+from helpers.caches import BlockPool, PagedCache, StaticCache
+from helpers.clock import graphs
 from helpers.kernels import cuda
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry
 
 TINY = Geometry("tiny", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=16, intermediate=48, vocab=64)
 
 
 def filled_cache():
-    cache = graphs.StaticCache(TINY, 64, batch=2, backend="reference")
+    cache = StaticCache(TINY, 64, batch=2, backend="reference")
     cache.fill(7)
     return cache
 

@@ -61,7 +61,7 @@ WRONG = {
         ("kv_bytes_of = {name: value * 8 for name, value in kv_bytes_of.items()}", "bits"),
         (RIGHT_SIX + 'kv_bytes_of["SmolLM2-135M"] = 2 * 3 * 64 * 2', "one layer"),
         (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-70B"] = "327680"', "without quotes"),
-        (RIGHT_SIX + 'del kv_bytes_of["Qwen3-4B"]', "has lost its entry"),
+        (RIGHT_SIX + 'del kv_bytes_of["Qwen3-4B"]', "has no entry"),
     ],
     "02.2": [
         (equal("6.738e9 * 2 / 524_288", 114_515), "input embedding"),
@@ -160,7 +160,7 @@ RIGHT = {
     "02.1": [
         RIGHT_SIX,
         "kv_bytes_of = {name: np.float64(value) for name, value in kv_bytes_of.items()}",
-        "from helpers.geometry import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
+        "from helpers.models.geometry import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
     ],
     "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0")],
     "02.3": ["largest_batch = 14.0", "largest_batch = (24e9 - 16.06e9) // (4_096 * 131_072)"],

@@ -91,7 +91,7 @@ WRONG = {
         (grows(per_token=(24_576, 118_784)), "no longer grow"),
         (grows(rows=4), "no row"),
         (grows(rows=64), "no row"),
-        ("still_growing = {}", "lost its entry"),
+        ("still_growing = {}", "has no entry"),
     ],
     "04.4": [
         (kept("return list(range(max(0, newest - window + 1), newest + 1))"), "always stay"),

@@ -84,7 +84,7 @@ WRONG = {
         (hit("15 tokens, sent twice", 15), "fill no block"),
         (hit("next turn, prompts kept only", 112), "did not keep the answer"),
         (hit("next turn", 7), "that is blocks"),
-        ('hits = {"next turn": 112}', "has lost its entry"),
+        ('hits = {"next turn": 112}', "has no entry"),
     ],
     "05.2": [
         (change("memory_gb", "each for itself", "2_512 * 131_072 / 1e9"), "50"),

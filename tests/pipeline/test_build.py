@@ -6,7 +6,7 @@ import pytest
 
 from tests.pipeline.miniature import SOURCE, UNIT, make
 from tools import build
-from tools.checks import source_problems
+from tools.problems import source_problems
 from tools.source import solution_notebook, text
 from tools.units import CourseError, Unit, find
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from helpers.blocks import BlockManager, OutOfBlocks, Session
+from helpers.serving.blocks import BlockManager, OutOfBlocks, Session
 
 
 class Slip(AssertionError):

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from helpers.caches import FullCache
-from helpers.decoder import Decoder
-from helpers.experiments import DecodeStep, decode_sweep
-from helpers.geometry import get, kv_bytes
+from helpers.clock.sweeps import DecodeStep, decode_sweep
+from helpers.models.counts import kv_bytes
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import get
 
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=200

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from helpers import geometry as geometries
-from helpers.geometry import Geometry
+from helpers.models import counts
+from helpers.models import geometry as geometries
+from helpers.models.geometry import Geometry
 
 FAMILY = ("Llama-3.1-8B", "Llama-3.2-3B", "Llama-3.2-1B")  # largest first
 # Activations, logits, the workspace of cuBLAS, a captured graph's pool, and what fragmentation loses.
@@ -26,10 +27,10 @@ class NothingFits(MemoryError):
 
 def model_bytes(geometry: Geometry, context: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes of a decoder and a full cache of `context` tokens: weights, the whole input embedding, keys, values."""
-    weights = geometries.weight_bytes(geometry, dtype)
+    weights = counts.weight_bytes(geometry, dtype)
     if not geometry.tied_embeddings:
         weights += torch.empty(geometry.vocab, geometry.hidden, dtype=dtype, device="meta").nbytes
-    return weights + geometries.kv_bytes(geometry, context, batch, dtype)
+    return weights + counts.kv_bytes(geometry, context, batch, dtype)
 
 
 def usable_bytes(free_bytes: int) -> int:

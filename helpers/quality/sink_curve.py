@@ -1,6 +1,6 @@
 """Perplexity against window size and number of sinks: measured live, or the recording that the course ships.
 
-`python -m helpers.sink_curve` records it anew on this machine (a few minutes on two cores).
+`python -m helpers.quality.sink_curve` records it anew on this machine (a few minutes on two cores).
 """
 
 import datetime
@@ -14,12 +14,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from helpers.caches.full import FullCache
-from helpers.caches.sink import SinkCache
-from helpers.decoder import Decoder
-from helpers.experiments import losses
+from helpers.caches import FullCache, SinkCache
+from helpers.models.decoder import Decoder
+from helpers.quality.perplexity import losses
 
-RECORDING = Path(__file__).with_name("data") / "sink_curve.json"
+RECORDING = Path(__file__).parents[1] / "data" / "sink_curve.json"
 GRID = [(sinks, window) for window in (128, 256, 512, 1024) for sinks in (0, 1, 2, 4, 8)]
 GRID += [(4, window) for window in (192, 384, 768, 1536)]
 
@@ -83,13 +82,14 @@ def recorded() -> tuple[list[Point], str]:
 
 def record() -> None:
     """Measure GRID on this machine and replace the recording."""
-    from helpers import device, pretrained, text
+    from helpers.clock import devices
+    from helpers.models import pretrained, text
 
     decoder, tokenizer = pretrained.load()
     points = measure(decoder, text.tokens(2048, tokenizer), GRID)
     conditions = (
         "SmolLM2-135M-Instruct, float32, positions 512 to 2,047 of the documentation topics that Python "
-        f"{platform.python_version()} ships; {datetime.date.today()}, {device.name_of(decoder.device)}, "
+        f"{platform.python_version()} ships; {datetime.date.today()}, {devices.name_of(decoder.device)}, "
         f"torch {torch.__version__}"
     )
     text_ = json.dumps({"conditions": conditions, "points": [asdict(p) for p in points]}, indent=1)

@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 FORMAT = 1
-FOLDER = Path(__file__).with_name("data") / "recordings"
+FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 REQUIRED = {
     "format": int, "name": str, "recorded_at": str, "machine": dict, "versions": dict, "card": dict, "series": list,
     "checks": list, "notes": list,
@@ -90,7 +90,7 @@ def new(name: str, device: str, kind: str, card: Mapping, versions: Mapping, mac
 
 
 def point(x: float, timing, bytes_: int) -> dict:
-    """One point of a series from a `helpers.timing.Timing`."""
+    """One point of a series from a `helpers.clock.timing.Timing`."""
     return {
         "x": x,
         "median_seconds": timing.median,

@@ -3,9 +3,9 @@
 import tokenizers
 import torch
 
-from helpers import text
-from helpers.decoder import Decoder
-from helpers.generate import greedy
+from helpers.models import text
+from helpers.models.decoder import Decoder
+from helpers.models.generate import greedy
 
 CODES = ("4831", "7206", "9154", "3067", "5629", "8340", "2795", "6418")
 FACT = "\nThe secret access code is {code}.\n"

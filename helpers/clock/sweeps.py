@@ -1,13 +1,12 @@
-"""The measurements that several units share, built from the decoder, a cache and the clock."""
+"""Real decode steps under the clock: one decoder over one cache at any context, and sweeps over many."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 
-from helpers import graphs, timing
-from helpers.caches.base import KVCache
-from helpers.decoder import Decoder
+from helpers.caches import KVCache
+from helpers.clock import graphs, timing
+from helpers.models.decoder import Decoder
 
 CONTEXTS = (16, 1024, 2048, 4096, 8192)
 SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
@@ -62,7 +61,7 @@ def decode_sweep(
         contexts: tokens already in the cache before the step that is timed.
         budget: "quick" or "full", see SECONDS_PER_POINT; at least 20 samples a point in either.
         read_bytes_per_second: from the device card; a time below bytes ÷ this is then reported as impossible.
-        beside: label → another step to time in the same rounds, such as `device.read_step`; returned as context 0.
+        beside: label → another step to time in the same rounds, such as `devices.read_step`; returned as context 0.
 
     Returns:
         {label: {context: Timing}}; points that an interrupt left unmeasured are missing.
@@ -87,33 +86,3 @@ def decode_sweep(
     for (label, context), found in timed.items():
         result[label][context] = found
     return result
-
-
-@torch.inference_mode()
-def losses(decoder: Decoder, cache: KVCache, tokens: torch.Tensor, chunk: int = 256) -> torch.Tensor:
-    """Loss in nats of every token but the first, given those before it as `cache` kept them.
-
-    Args:
-        tokens: [n] token ids.
-        chunk: tokens per forward pass, so that n · vocab logits are never held at once.
-
-    Returns:
-        float32 [n − 1].
-    """
-    parts = []
-    for start in range(0, len(tokens) - 1, chunk):
-        piece = tokens[start : min(start + chunk, len(tokens) - 1)]
-        logits = decoder.prefill(piece[None], cache, all_positions=True)[0]
-        parts.append(F.cross_entropy(logits.float(), tokens[start + 1 : start + 1 + len(piece)], reduction="none"))
-    return torch.cat(parts)
-
-
-def perplexity(decoder: Decoder, cache: KVCache, tokens: torch.Tensor, skip: int = 512) -> float:
-    """exp(mean loss) over all but the first `skip` tokens: the early ones have little context under any cache.
-
-    Raises:
-        ValueError: fewer than skip + 2 tokens.
-    """
-    if len(tokens) < skip + 2:
-        raise ValueError(f"{len(tokens)} tokens leave nothing to measure after the first {skip}")
-    return float(losses(decoder, cache, tokens)[skip - 1 if skip else 0 :].mean().exp())

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers import kernels
-from helpers.geometry import Geometry
-from helpers.latent_attention import LatentAttention
+from helpers.models.geometry import Geometry
+from helpers.models.latent_attention import LatentAttention
 
 
 class Linear(nn.Module):

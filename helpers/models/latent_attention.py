@@ -8,7 +8,7 @@ can go to the query and to the output instead, once a step, and the latents are 
 import torch
 from torch import nn
 
-from helpers.geometry import Geometry
+from helpers.models.geometry import Geometry
 
 
 class LatentAttention(nn.Module):
@@ -21,7 +21,7 @@ class LatentAttention(nn.Module):
         where: dtype and device of the parameters.
 
     Shapes follow DeepSeek's: queries come through a latent of their own where q_lora_rank is not 0. Rotary lanes are
-    paired half a width apart (`helpers.rope`); DeepSeek's checkpoints pair neighbours, a permutation of rows.
+    paired half a width apart (`helpers.models.rope`); DeepSeek's checkpoints pair neighbours, a permutation of rows.
     """
 
     def __init__(self, g: Geometry, layer: int, linear, norm, **where):

@@ -2,7 +2,7 @@
 
 import torch
 
-from helpers.decoder import Decoder
+from helpers.models.decoder import Decoder
 
 
 def greedy(decoder: Decoder, cache, prompt: torch.Tensor, count: int, stop: int | None = None) -> list[int]:

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from helpers import data, device
-from helpers.device import DeviceCard
-from helpers.timing import Timing
+from helpers import data
+from helpers.clock import devices
+from helpers.clock.devices import DeviceCard
+from helpers.clock.timing import Timing
 
 CPU = torch.device("cpu")
 
@@ -40,10 +41,10 @@ class FakeClock:
 def small_machine(monkeypatch, tmp_path):
     """A cache of 1 MB keeps the buffers small; nothing is written outside the test's own folder."""
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
-    monkeypatch.setattr(device, "cache_bytes", lambda: 2**20)
-    monkeypatch.setitem(device.BUFFER_BYTES, "cpu", 64 * 2**20)
-    monkeypatch.setattr(device, "_crowded", lambda: False)
-    monkeypatch.setattr(device, "_of_this_session", {})
+    monkeypatch.setattr(devices, "cache_bytes", lambda: 2**20)
+    monkeypatch.setitem(devices.BUFFER_BYTES, "cpu", 64 * 2**20)
+    monkeypatch.setattr(devices, "_crowded", lambda: False)
+    monkeypatch.setattr(devices, "_of_this_session", {})
 
 
 def a_card(**changes):
@@ -55,14 +56,14 @@ def a_card(**changes):
 
 
 def test_auto_takes_what_is_there():
-    assert device.pick("auto").type in {"cuda", "mps", "cpu"}
-    assert device.pick("cpu") == CPU
+    assert devices.pick("auto").type in {"cuda", "mps", "cpu"}
+    assert devices.pick("cpu") == CPU
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "meta"])
 def test_a_device_that_is_not_there_is_refused_with_what_is(name):
     with pytest.raises(ValueError, match="there is no"):
-        device.pick(name)
+        devices.pick(name)
 
 
 # --- the card itself ----------------------------------------------------------------------------
@@ -139,20 +140,20 @@ def test_shown_beside_the_data_sheet(capsys):
     ],
 )
 def test_drivers_name_to_data_sheet(driver, sheet):
-    found = device.data_sheet(driver)
+    found = devices.data_sheet(driver)
     assert (found and found["id"]) == sheet
 
 
 def test_every_sheet_named_is_in_the_tables():
     known = {row["id"] for row in data.load("devices")}
-    assert {sheet for _, sheet in device.SHEETS if sheet} <= known
+    assert {sheet for _, sheet in devices.SHEETS if sheet} <= known
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
 def test_card_holds_the_best_median_and_leaves_out_a_dtype_that_crawls():
-    card = device.measure_card(CPU, FakeClock(read_seconds=(0.010, 0.008, 0.009)))
+    card = devices.measure_card(CPU, FakeClock(read_seconds=(0.010, 0.008, 0.009)))
     assert card.read_bytes_per_second == pytest.approx(32 * 2**20 / 0.008)
     assert card.matmul_flops_per_second == pytest.approx({"float32": 1e11, "bfloat16": 2e11})
     assert card.launch_seconds == pytest.approx(2e-6)
@@ -161,13 +162,13 @@ def test_card_holds_the_best_median_and_leaves_out_a_dtype_that_crawls():
 
 def test_a_read_beside_other_steps_takes_several_parts_and_counts_them():
     buffer = torch.ones(32 * 2**20)
-    step, read_bytes = device.read_step(CPU, buffer, parts=3)
+    step, read_bytes = devices.read_step(CPU, buffer, parts=3)
     assert read_bytes == 3 * 32 * 2**20 and step() == 8 * 2**20
-    assert device.read_step(CPU, buffer)[1] == 8 * 32 * 2**20
+    assert devices.read_step(CPU, buffer)[1] == 8 * 32 * 2**20
 
 
 def test_card_of_this_machine_is_a_card(capsys):
-    card = device.card("cpu", refresh=True)
+    card = devices.card("cpu", refresh=True)
     assert card.device == "cpu" and card.read_bytes_per_second > 1e8
     assert card.launch_seconds < 1e-3
     assert capsys.readouterr().err == ""
@@ -175,10 +176,10 @@ def test_card_of_this_machine_is_a_card(capsys):
 
 def test_card_is_measured_once_and_then_read():
     clock = FakeClock()
-    first = device.card("cpu", clock=clock)
+    first = devices.card("cpu", clock=clock)
     steps = clock.steps
-    assert device.card("cpu", clock=clock) == first and clock.steps == steps
-    assert device.card("cpu", refresh=True, clock=FakeClock()) and clock.steps == steps
+    assert devices.card("cpu", clock=clock) == first and clock.steps == steps
+    assert devices.card("cpu", refresh=True, clock=FakeClock()) and clock.steps == steps
 
 
 @pytest.mark.parametrize(
@@ -186,20 +187,20 @@ def test_card_is_measured_once_and_then_read():
     ["", "{", "[]", "null", '{"name": "x"}', "\x00\xff"],
 )
 def test_a_corrupt_file_is_measured_again_with_a_line_saying_so(content, tmp_path, capsys):
-    device.card("cpu", clock=FakeClock())
+    devices.card("cpu", clock=FakeClock())
     (path,) = tmp_path.glob("card-*.json")
     path.write_text(content, encoding="latin-1")
-    again = device.card("cpu", clock=FakeClock())
+    again = devices.card("cpu", clock=FakeClock())
     assert "cannot be used" in capsys.readouterr().out
     assert json.loads(path.read_text())["launch_seconds"] == again.launch_seconds
 
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"launch_seconds": -1}, {"read_bytes_per_second": None}])
 def test_a_card_of_another_version_or_with_nonsense_is_measured_again(change, tmp_path, capsys):
-    device.card("cpu", clock=FakeClock())
+    devices.card("cpu", clock=FakeClock())
     (path,) = tmp_path.glob("card-*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    device.card("cpu", clock=FakeClock())
+    devices.card("cpu", clock=FakeClock())
     assert "measuring again" in capsys.readouterr().out
 
 
@@ -207,8 +208,8 @@ def test_a_full_disk_costs_a_line_and_no_half_file(monkeypatch, tmp_path, capsys
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(device.json, "dump", full)
-    assert device.card("cpu", clock=FakeClock()).name
+    monkeypatch.setattr(devices.json, "dump", full)
+    assert devices.card("cpu", clock=FakeClock()).name
     assert "could not be kept" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -216,27 +217,27 @@ def test_a_full_disk_costs_a_line_and_no_half_file(monkeypatch, tmp_path, capsys
 def test_a_cache_that_cannot_be_made_costs_a_line(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "file" / "cache"))
-    assert device.card("cpu", clock=FakeClock()).name
+    assert devices.card("cpu", clock=FakeClock()).name
     assert "will not be kept" in capsys.readouterr().out
 
 
 def test_a_busy_machine_gives_a_card_for_this_session_only(tmp_path, capsys):
     clock = FakeClock(spread=0.5)
-    card = device.card("cpu", clock=clock)
+    card = devices.card("cpu", clock=clock)
     assert card.busy and "busy" in capsys.readouterr().out
     assert list(tmp_path.glob("card-*")) == []
     steps = clock.steps
-    assert device.card("cpu", clock=clock) is card and clock.steps == steps
-    assert not device.card("cpu", refresh=True, clock=FakeClock()).busy
-    assert not device.card("cpu").busy
+    assert devices.card("cpu", clock=clock) is card and clock.steps == steps
+    assert not devices.card("cpu", refresh=True, clock=FakeClock()).busy
+    assert not devices.card("cpu").busy
 
 
 def test_too_little_memory_says_how_much_is_needed(monkeypatch):
-    monkeypatch.setattr(device, "free_bytes", lambda _: 2**20)
+    monkeypatch.setattr(devices, "free_bytes", lambda _: 2**20)
     with pytest.raises(MemoryError, match="must be free.*close other notebooks"):
-        device.card("cpu", clock=FakeClock())
+        devices.card("cpu", clock=FakeClock())
 
 
 def test_free_memory_is_a_count_or_unknown():
-    free = device.free_bytes(CPU)
+    free = devices.free_bytes(CPU)
     assert free is None or free > 0

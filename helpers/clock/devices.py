@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from helpers import data, paths
-from helpers.timing import Clock, Timing, pretty_seconds
+from helpers.clock.timing import Clock, Timing, pretty_seconds
 
 # Increase when a card means something else than before, so that old files are measured again.
 CARD_VERSION = 1
@@ -173,7 +173,9 @@ class DeviceCard:
         if not sheet:
             lines.append("  (no data sheet of this device in the course's tables)")
         if self.busy:
-            lines.append("  The machine was busy: close what else runs and call helpers.device.card(refresh=True).")
+            lines.append(
+                "  The machine was busy: close what else runs and call helpers.clock.devices.card(refresh=True)."
+            )
         print("\n".join(lines))
 
 
@@ -234,9 +236,7 @@ def cache_bytes() -> int:
 _of_this_session: dict[str, DeviceCard] = {}
 
 
-def card(
-    device: torch.device | str | None = None, refresh: bool = False, clock: Clock | None = None
-) -> DeviceCard:
+def card(device: torch.device | str | None = None, refresh: bool = False, clock: Clock | None = None) -> DeviceCard:
     """The card of `device` (default: the one `pick` takes), measured once and then read from the cache.
 
     `refresh=True` measures again (under 10 s). A cache file that cannot be understood is measured again,

@@ -11,7 +11,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from helpers.geometry import MLA, Geometry, MoE
+from helpers.models.geometry import MLA, Geometry, MoE
 
 _QWEN = {
     "num_key_value_heads": 32,
@@ -113,7 +113,7 @@ _QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")
 
 
 def read(config) -> Geometry:
-    """`config`: a dict, or the path of a config.json or of its directory. See `geometry.from_hf_config`."""
+    """`config`: a dict, or the path of a config.json or of its directory. Returns its Geometry."""
     path = None
     if not isinstance(config, Mapping):
         path = pathlib.Path(config)
@@ -139,9 +139,7 @@ def _load(path: pathlib.Path) -> Mapping:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"no config at {file}; give the path of a config.json or of its directory"
-        ) from None
+        raise FileNotFoundError(f"no config at {file}; give the path of a config.json or of its directory") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(config, Mapping):
@@ -159,9 +157,7 @@ def _geometry(kind: str, config: Mapping, name: str) -> Geometry:
         kv_heads, head_dim = q_heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim
     elif head_dim is None:
         if hidden % q_heads:
-            raise ValueError(
-                f"{kind} config: no 'head_dim', and hidden_size={hidden} is not a multiple of {q_heads}"
-            )
+            raise ValueError(f"{kind} config: no 'head_dim', and hidden_size={hidden} is not a multiple of {q_heads}")
         head_dim = hidden // q_heads
     max_positions = config.get("max_position_embeddings")
     window, sliding = _window(kind, config, layers)
@@ -262,8 +258,6 @@ def _rope(config: Mapping) -> tuple[float, dict | None]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)
     theta = rope.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0
-    scaling = {
-        key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")
-    }
+    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
     kind = scaling.get("rope_type", scaling.pop("type", "default"))
     return float(theta), None if kind == "default" else {**scaling, "rope_type": kind}

@@ -1,0 +1,155 @@
+"""Bytes and FLOPs that follow from a model's shape.
+
+Byte counts are sums of `.nbytes` over tensors on torch's "meta" device: the tensors have the real shape and
+dtype and take no memory. FLOP counts come from torch's own counter, run over matrix products of those
+tensors.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.models.decoder import Decoder
+from helpers.models.geometry import Geometry, check_int
+
+
+def kv_tensors(
+    geometry: Geometry,
+    tokens: int,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    windowed: bool = False,
+) -> list[torch.Tensor]:
+    """The tensors a cache of `tokens` tokens holds, on the "meta" device, layer after layer.
+
+    Keys and values are [batch, kv_heads, tokens, head_dim] each; under MLA a layer holds one tensor,
+    [batch, tokens, kv_lora_rank + qk_rope_head_dim]. With `windowed`, the layers that slide keep the last
+    `sliding_window` tokens only (they come first in the list); without it, every layer keeps all.
+    """
+    check_int("kv_tensors", "tokens", tokens, minimum=0)
+    check_int("kv_tensors", "batch", batch, minimum=1)
+    tensors = []
+    for layer in range(geometry.layers):
+        kept = _tokens_seen(geometry, layer, tokens) if windowed else tokens
+        if geometry.mla:
+            row = geometry.mla.kv_lora_rank + geometry.mla.qk_rope_head_dim
+            tensors.append(torch.empty(batch, kept, row, dtype=dtype, device="meta"))
+        else:
+            shape = (batch, geometry.kv_heads, kept, geometry.head_dim)
+            tensors += [torch.empty(shape, dtype=dtype, device="meta") for _ in range(2)]
+    return tensors
+
+
+def kv_bytes(
+    geometry: Geometry,
+    tokens: int,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    windowed: bool = False,
+) -> int:
+    """Bytes of the tensors of `kv_tensors`."""
+    return sum(t.nbytes for t in kv_tensors(geometry, tokens, batch, dtype, windowed=windowed))
+
+
+@functools.lru_cache(maxsize=256)  # a Decoder, even without bytes, takes a tenth of a second to build
+def weight_bytes(geometry: Geometry, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of weights that one batch-1 decode step streams.
+
+    The input embedding is not among them (a step reads one row of it) unless it is tied to the output head,
+    which is read whole, once. Of a mixture of experts, the router and the experts of one token count; a
+    larger batch touches more experts. Dense models are counted on a Decoder on the "meta" device, the others
+    matrix by matrix.
+    """
+    if geometry.mla or geometry.moe or not geometry.gated_mlp:
+        return sum(matrix.nbytes for matrix in _step_matrices(geometry, dtype))
+    return Decoder(geometry, dtype=dtype, device="meta").weight_bytes
+
+
+def decode_flops(geometry: Geometry, context: int, batch: int = 1) -> int:
+    """FLOPs of one decode step whose query sees `context` tokens, itself included (matrix products only).
+
+    Sliding layers see at most their window. MLA is counted in the absorbed form, which works on the latent
+    itself.
+    """
+    check_int("decode_flops", "context", context, minimum=1)
+    check_int("decode_flops", "batch", batch, minimum=1)
+    pairs = [_tokens_seen(geometry, layer, context) for layer in range(geometry.layers)]
+    return batch * _count(geometry, tokens=1, pairs=pairs, absorbed=True)
+
+
+def prefill_flops(geometry: Geometry, tokens: int, batch: int = 1) -> int:
+    """FLOPs of the prefill of `tokens` tokens (matrix products only; the head for the last position).
+
+    Attention is causal: token i meets i keys, tokens * (tokens + 1) / 2 pairs a layer. A kernel that computes
+    the masked half as well does more.
+    """
+    check_int("prefill_flops", "tokens", tokens, minimum=1)
+    check_int("prefill_flops", "batch", batch, minimum=1)
+    pairs = []
+    for layer in range(geometry.layers):
+        seen = _tokens_seen(geometry, layer, tokens)  # the first `seen` tokens meet 1, 2, ..., the others `seen` each
+        pairs.append(seen * (seen + 1) // 2 + (tokens - seen) * seen)
+    return batch * _count(geometry, tokens=tokens, pairs=pairs, absorbed=False)
+
+
+def _count(geometry: Geometry, tokens: int, pairs: list[int], absorbed: bool) -> int:
+    """Run the products of one sequence on meta tensors under torch's counter.
+
+    Every (query, key) pair costs the same, so a layer's attention is one query against `pairs` keys.
+    """
+    meta = functools.partial(torch.empty, device="meta")
+    if not geometry.mla:
+        score_width, value_width = geometry.head_dim, geometry.head_dim
+    elif absorbed:
+        score_width = geometry.mla.kv_lora_rank + geometry.mla.qk_rope_head_dim
+        value_width = geometry.mla.kv_lora_rank
+    else:
+        score_width = geometry.mla.qk_nope_head_dim + geometry.mla.qk_rope_head_dim
+        value_width = geometry.mla.v_head_dim
+    *matrices, head = _step_matrices(geometry, torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        for matrix in matrices:
+            F.linear(meta(tokens, matrix.shape[1]), matrix)
+        F.linear(meta(1, geometry.hidden), head)
+        for keys in pairs:
+            scores = meta(geometry.q_heads, 1, score_width) @ meta(geometry.q_heads, score_width, keys)
+            scores @ meta(geometry.q_heads, keys, value_width)
+    return counter.get_total_flops()
+
+
+def _step_matrices(geometry: Geometry, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The matrices [out, in] one token's step multiplies by, on "meta"; the output head is last."""
+    g, moe = geometry, geometry.moe
+    if g.mla:
+        query_key = g.mla.qk_nope_head_dim + g.mla.qk_rope_head_dim
+        query_in = g.mla.q_lora_rank or g.hidden
+        attention = [(g.mla.q_lora_rank, g.hidden)] if g.mla.q_lora_rank else []
+        attention += [
+            (g.q_heads * query_key, query_in),
+            (g.mla.kv_lora_rank + g.mla.qk_rope_head_dim, g.hidden),
+            (g.q_heads * (g.mla.qk_nope_head_dim + g.mla.v_head_dim), g.mla.kv_lora_rank),
+            (g.hidden, g.q_heads * g.mla.v_head_dim),
+        ]
+    else:
+        query, key = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
+        attention = [(query, g.hidden), (key, g.hidden), (key, g.hidden), (g.hidden, query)]
+
+    def mlp(width):
+        return [(width, g.hidden)] * (2 if g.gated_mlp else 1) + [(g.hidden, width)]
+
+    dense_layers = moe.dense_layers if moe else g.layers
+    shapes = g.layers * attention + dense_layers * mlp(g.intermediate)
+    if moe:
+        experts = (moe.per_token + moe.shared) * mlp(moe.expert_intermediate)
+        shapes += (g.layers - dense_layers) * ([(moe.experts, g.hidden)] + experts)
+    shapes.append((g.vocab, g.hidden))
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+
+def _tokens_seen(geometry: Geometry, layer: int, tokens: int) -> int:
+    """Tokens that a layer attends to. Sliding layers come first: bytes do not depend on their order."""
+    return min(tokens, geometry.sliding_window) if layer < geometry.sliding_layers else tokens
