@@ -22,7 +22,7 @@ WRONG = {
         (_with("floor_ms", "prompt", "'15.2 ms'"), "text"),
         (_with("floor_ms", "decode", "-4.48"), "positive"),
         ("floor_ms = {'decode': 4.48}", "no entry 'prompt'"),
-        ("floor_ms = 4.48", "has to be a dictionary"),
+        ("floor_ms = 4.48", "has to stay a dictionary"),
     ],
     "00.2": [
         ("ridge_flop_per_byte = 3_350e9 / 989.5e12", "upside down"),

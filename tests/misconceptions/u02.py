@@ -160,7 +160,7 @@ RIGHT = {
     "02.1": [
         RIGHT_SIX,
         "kv_bytes_of = {name: np.float64(value) for name, value in kv_bytes_of.items()}",
-        "from helpers.models.geometry import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
+        "from helpers.models.counts import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
     ],
     "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0")],
     "02.3": ["largest_batch = 14.0", "largest_batch = (24e9 - 16.06e9) // (4_096 * 131_072)"],
