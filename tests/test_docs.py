@@ -7,7 +7,7 @@ import pytest
 
 from tools.units import ROOT, find
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
