@@ -1,10 +1,14 @@
 """The decoder against transformers, on random weights of every shape that it claims to run."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import transformers
 
 from helpers.caches import CacheFull, FullCache
+from helpers.kernels import KernelUnsupported
 from helpers.models.decoder import Decoder
 from helpers.models.generate import greedy
 from helpers.models.geometry import get
@@ -110,3 +114,114 @@ def test_what_the_decoder_does_not_run_is_refused():
         Decoder(get("Mixtral-8x7B-v0.1"), device="meta")
     with pytest.raises(ValueError, match="gpt2.*two-matrix MLP"):
         Decoder(get("gpt2"), device="meta")
+
+
+# --- weights that change after a step
+
+
+def agree(decoder):
+    """Decode says what prefill says: the logits of a sequence read one token at a time and all at once."""
+    tokens = torch.randint(SMALL.vocab, (1, 9), generator=torch.Generator().manual_seed(6))
+    dtype = decoder.dtype
+    whole = decoder.prefill(tokens, FullCache(SMALL, 9, dtype=dtype), all_positions=True)[0]
+    cache = FullCache(SMALL, 9, dtype=dtype)
+    steps = torch.cat([decoder.decode(tokens[:, i], cache) for i in range(9)])
+    torch.testing.assert_close(steps, whole, atol=2e-5 if dtype == torch.float32 else 0.1, rtol=1e-4)
+    return steps
+
+
+def new_like(weight, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5
+
+
+def parameter(tensor):
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down", "attention_norm", "mlp_norm")
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("how", ["assigned", "data", "in place"])
+def test_a_replaced_weight_is_seen_by_the_next_step(name, how):
+    decoder = Decoder(SMALL, seed=3)
+    before = agree(decoder)
+    layer = decoder.blocks[1].get_submodule(name)
+    new = new_like(layer.weight)
+    if how == "assigned":
+        layer.weight = parameter(new)
+    elif how == "data":
+        layer.weight.data = new
+    else:
+        layer.weight.copy_(new)
+    assert (agree(decoder) - before).abs().max() > 0.01
+
+
+def load_assigning(decoder):
+    state = {name: new_like(weight) for name, weight in decoder.state_dict().items()}
+    decoder.load_state_dict(state, assign=True)
+
+
+def other_part(decoder):
+    decoder.blocks[1].mlp = Decoder(SMALL, seed=8).blocks[1].mlp
+
+
+def other_norm(decoder):
+    decoder.blocks[1].mlp_norm.eps = 0.5
+
+
+def biased(decoder):
+    decoder.blocks[1].mlp.down.bias = parameter(torch.ones(SMALL.hidden))
+
+
+@pytest.mark.parametrize("change", [load_assigning, other_part, other_norm, biased])
+def test_other_ways_to_change_a_model_are_seen_too(change):
+    decoder = Decoder(SMALL, seed=3)
+    before = agree(decoder)
+    change(decoder)
+    assert (agree(decoder) - before).abs().max() > 0.01
+
+
+def test_a_weight_that_the_loops_cannot_read_is_refused_after_a_step_as_before_it():
+    decoder = Decoder(SMALL, seed=3)
+    agree(decoder)
+    out = decoder.blocks[1].attention.out
+    out.weight = parameter(out.weight.T)  # 96 by 96: neither shape nor address differ
+    with pytest.raises(KernelUnsupported, match="not contiguous"):
+        agree(decoder)
+
+
+def test_kernels_follow_the_weights_to_another_dtype(capsys):
+    decoder = Decoder(SMALL, seed=3)
+    before = agree(decoder)
+    half = decoder.to(torch.bfloat16)
+    assert half is decoder and decoder.dtype == torch.bfloat16
+    assert (agree(decoder).float() - before).abs().max() < 0.2
+    assert "no tuned CPU kernels" in capsys.readouterr().out
+    decoder.float()
+    assert (agree(decoder) - before).abs().max() < 0.2
+    assert decoder.blocks[0].fused and decoder.head.kernels is decoder.kernels
+
+
+@pytest.mark.parametrize(
+    "copy_of", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))], ids=["deepcopy", "pickle"]
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_copy_is_equal_and_independent(copy_of, tied):
+    decoder = Decoder(SMALL.replace(tied_embeddings=tied), seed=3)
+    before = agree(decoder)
+    twin_of_it = copy_of(decoder)
+    assert torch.equal(agree(twin_of_it), before) and twin_of_it.weight_bytes == decoder.weight_bytes
+    twin_of_it.blocks[1].mlp.down.weight.mul_(2)
+    assert (agree(twin_of_it) - before).abs().max() > 0.01
+    assert torch.equal(agree(decoder), before)
+    decoder.blocks[0].attention.qkv.weight.zero_()
+    assert (agree(decoder) - agree(twin_of_it)).abs().max() > 0.01
+
+
+def test_weight_bytes_count_what_a_step_reads_once_a_tied_head_is_assigned_its_own():
+    decoder = Decoder(SMALL)
+    tied = decoder.weight_bytes
+    decoder.load_state_dict({k: v.clone() for k, v in decoder.state_dict().items()}, assign=True)
+    assert decoder.head.weight is not decoder.embedding and decoder.weight_bytes == tied

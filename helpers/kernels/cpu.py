@@ -6,6 +6,7 @@ ahead of anything that is timed.
 """
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import numba
@@ -33,8 +34,14 @@ __all__ = [
 SMALL_BATCH = 8  # sequences; with more, a product is limited by arithmetic, and torch's matmul is the better one
 SPLIT_TOKENS = 64  # a split of the context shorter than this costs more to hand out than it saves
 
-THREADS = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-numba.set_num_threads(THREADS)
+
+class _Told(threading.local):
+    """What numba was told last; like numba's own number, one for each of Python's threads."""
+
+    asked = threads = 0
+
+
+_told = _Told()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,7 +55,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if x.shape[0] > SMALL_BATCH:
         return F.linear(x, weight, bias)
     y = torch.empty(x.shape[0], weight.shape[0])
-    cpu_kernels.linear(x.contiguous().numpy(), weight.numpy(), y.numpy(), THREADS)
+    cpu_kernels.linear(x.contiguous().numpy(), weight.numpy(), y.numpy(), _threads())
     return y if bias is None else y + bias
 
 
@@ -66,7 +73,7 @@ def bind_norm_linear(norm: torch.Tensor, eps: float, weight: torch.Tensor) -> Ca
         if x.shape[0] > SMALL_BATCH:
             return F.linear(F.rms_norm(x, norm.shape, norm, eps), weight)
         y = np.empty((x.shape[0], outputs), np.float32)
-        cpu_kernels.norm_linear(_rows_of(x, inputs), *arrays, y, THREADS)
+        cpu_kernels.norm_linear(_rows_of(x, inputs), *arrays, y, _threads())
         return torch.from_numpy(y)
 
     return norm_linear
@@ -93,7 +100,7 @@ def bind_finish_block(
             gate, up = F.linear(F.rms_norm(h, norm.shape, norm, eps), gate_up).chunk(2, dim=-1)
             return h + F.linear(F.silu(gate) * up, down)
         y = np.empty(x.shape, np.float32)
-        cpu_kernels.finish_block(_rows_of(mixed, heads), _rows_of(x, hidden), *arrays, y, THREADS)
+        cpu_kernels.finish_block(_rows_of(mixed, heads), _rows_of(x, hidden), *arrays, y, _threads())
         return torch.from_numpy(y)
 
     return finish_block
@@ -217,9 +224,19 @@ def _attend(kernel, q, k, arrays, length, scale, return_lse):
     return (torch.from_numpy(out), torch.from_numpy(lse)) if return_lse else torch.from_numpy(out)
 
 
+def _threads() -> int:
+    """Cores for this call: as many as torch uses now. Every launch asks, and numba is told only what is new to it."""
+    asked = torch.get_num_threads()
+    if asked != _told.asked:
+        _told.asked, _told.threads = asked, min(asked, numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(_told.threads)
+    return _told.threads
+
+
 def _splits(tasks: int, longest: int) -> int:
     """As few as share the work out evenly, since each has to be merged; none for a context of a few tiles."""
-    return THREADS // math.gcd(tasks, THREADS) if longest >= 2 * SPLIT_TOKENS else 1
+    threads = _threads()
+    return threads // math.gcd(tasks, threads) if longest >= 2 * SPLIT_TOKENS else 1
 
 
 def _lengths(length, batch: int, capacity: int) -> list[int]:

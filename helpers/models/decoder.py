@@ -4,6 +4,8 @@ Two entry points, as in a serving engine: `prefill` reads the prompt, many token
 per sequence. Both hand keys and values to a cache (`helpers.caches.base`) and let it answer the query.
 """
 
+import importlib
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,14 +15,28 @@ from helpers.models.geometry import Geometry
 from helpers.models.latent_attention import LatentAttention
 
 
-class Linear(nn.Module):
+class _OnBackend(nn.Module):
+    """A module that calls a kernel backend. Copies and pickles hold its name, since code itself cannot be copied."""
+
+    def __init__(self, backend):
+        super().__init__()
+        self.kernels = backend
+
+    def __getstate__(self):
+        return self.__dict__ | {"kernels": self.kernels.__name__}
+
+    def __setstate__(self, state):
+        super().__setstate__(state | {"kernels": importlib.import_module(state["kernels"])})
+
+
+class Linear(_OnBackend):
     """A matrix-vector product when one token per sequence comes in, torch's own matmul when a prompt does."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, backend, **where):
-        super().__init__()
+        super().__init__(backend)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, **where), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(outputs, **where), requires_grad=False) if bias else None
-        self.kernels = backend
+        zeros = nn.Parameter(torch.zeros(outputs, **where), requires_grad=False) if bias else None
+        self.register_parameter("bias", zeros)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, t, inputs] → [batch, t, outputs]."""
@@ -95,18 +111,26 @@ def _attention(g: Geometry, layer: int, backend, **where) -> nn.Module:
     )
 
 
-class Block(nn.Module):
+class Block(_OnBackend):
     """One layer: attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, g: Geometry, layer: int, backend, **where):
-        super().__init__()
+        super().__init__(backend)
         self.attention_norm = RMSNorm(g.hidden, g.norm_eps, **where)
         self.attention = _attention(g, layer, backend, **where)
         self.mlp_norm = RMSNorm(g.hidden, g.norm_eps, **where)
         self.mlp = MLP(g, backend, **where)
+        self.g = g
+        self.use(backend)
+
+    def use(self, backend) -> None:
+        """Run on another kernel backend from now on."""
         self.kernels = backend
-        self.fused = hasattr(backend, "bind_finish_block") and g.mla is None and not g.attn_bias
-        self.bound = None
+        self.fused = hasattr(backend, "bind_finish_block") and self.g.mla is None and not self.g.attn_bias
+        self.bound = self.bound_to = None
+
+    def __getstate__(self):
+        return super().__getstate__() | {"bound": None, "bound_to": None}
 
     def forward(self, x: torch.Tensor, cache) -> torch.Tensor:
         """x [batch, t, hidden] → the same shape."""
@@ -117,26 +141,49 @@ class Block(nn.Module):
         """The same for one token per sequence, x [batch, hidden]: two calls around the cache where the backend can."""
         if not self.fused:
             return self(x[:, None], cache)[:, 0]
+        if (found := self._found()) != self.bound_to:
+            self.bound, self.bound_to = self._bind(), found
         if self.bound is None:
-            # Once, because nn.Module finds an attribute slowly, and a step would look up five hundred. Weights are
-            # loaded in place, so these stay the block's own.
-            self.bound = (
-                self.kernels.bind_norm_linear(
-                    self.attention_norm.weight, self.attention_norm.eps, self.attention.qkv.weight
-                ),
-                self.attention,
-                self.kernels.bind_finish_block(
-                    self.attention.out.weight,
-                    self.mlp_norm.weight, self.mlp_norm.eps, self.mlp.gate_up.weight, self.mlp.down.weight,
-                ),
-            )  # fmt: skip
+            return self(x[:, None], cache)[:, 0]
         norm_qkv, attention, finish = self.bound
         batch = x.shape[0]
         heads = norm_qkv(x).view(batch, -1, 1, attention.g.head_dim)
         return finish(attention.mix(heads, cache).view(batch, -1), x)
 
+    def _bind(self):
+        """The backend's two calls with this block's weights in them; None where a bias was added, which they lack."""
+        attention, mlp = self.attention, self.mlp
+        if any(linear.bias is not None for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down)):
+            return None
+        return (
+            self.kernels.bind_norm_linear(self.attention_norm.weight, self.attention_norm.eps, attention.qkv.weight),
+            attention,
+            self.kernels.bind_finish_block(
+                attention.out.weight, self.mlp_norm.weight, self.mlp_norm.eps, mlp.gate_up.weight, mlp.down.weight
+            ),
+        )
 
-class Decoder(nn.Module):
+    def _found(self) -> tuple:
+        """Which weights stand in this block now, by identity and address: what was bound is stale once they differ.
+
+        Asked at every step, so it reads nn.Module's dictionaries, a tenth of the time that attributes take. An event
+        would not do: `weight.data = …` tells nobody.
+        """
+        parts = self._modules
+        first, second, attention, mlp = parts["attention_norm"], parts["mlp_norm"], parts["attention"], parts["mlp"]
+        into, out_of = attention._modules, mlp._modules
+        qkv, out = into["qkv"]._parameters, into["out"]._parameters
+        gate_up, down = out_of["gate_up"]._parameters, out_of["down"]._parameters
+        a, b, c, d = qkv["weight"], out["weight"], gate_up["weight"], down["weight"]
+        e, f = first._parameters["weight"], second._parameters["weight"]
+        return (
+            id(a), id(b), id(c), id(d), id(e), id(f), id(attention), first.eps, second.eps,
+            a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), f.data_ptr(),
+            qkv["bias"] is None, out["bias"] is None, gate_up["bias"] is None, down["bias"] is None,
+        )  # fmt: skip
+
+
+class Decoder(_OnBackend):
     """A decoder of any dense geometry, with synthetic weights until real ones are loaded.
 
     Args:
@@ -153,15 +200,14 @@ class Decoder(nn.Module):
     def __init__(
         self, geometry: Geometry, dtype=torch.float32, device="cpu", backend: str | None = None, seed: int | None = 0
     ):
-        super().__init__()
+        super().__init__(kernels.select(device, backend, dtype))
         if geometry.moe is not None:
             raise ValueError(f"{geometry.name} is a mixture of experts; this decoder runs dense models only")
         if not geometry.gated_mlp:
             raise ValueError(
                 f"{geometry.name} has the older two-matrix MLP; this decoder runs gated (SwiGLU) ones only"
             )
-        self.geometry, self.dtype, self.device = geometry, dtype, torch.device(device)
-        self.kernels = kernels.select(self.device, backend, dtype)
+        self.geometry, self.dtype, self.device, self.backend = geometry, dtype, torch.device(device), backend
         where = {"dtype": dtype, "device": self.device}
         g = geometry
         self.embedding = nn.Parameter(torch.empty(g.vocab, g.hidden, **where), requires_grad=False)
@@ -179,6 +225,18 @@ class Decoder(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+
+    def _apply(self, fn, recurse: bool = True):
+        """`to`, `half`, `cuda` and their like: the kernels follow the weights."""
+        super()._apply(fn, recurse)
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.kernels = kernels.select(self.device, self.backend, self.dtype)
+        for part in self.modules():
+            if isinstance(part, Block):
+                part.use(self.kernels)
+            elif isinstance(part, _OnBackend):
+                part.kernels = self.kernels
+        return self
 
     @torch.inference_mode()
     def prefill(self, tokens: torch.Tensor, cache, all_positions: bool = False) -> torch.Tensor:
@@ -225,4 +283,4 @@ class Decoder(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes of weights that one decode step streams: every matrix once, an untied input embedding not at all."""
         total = sum(parameter.nbytes for parameter in self.parameters())
-        return total if self.geometry.tied_embeddings else total - self.embedding.nbytes
+        return total if self.head.weight is self.embedding else total - self.embedding.nbytes

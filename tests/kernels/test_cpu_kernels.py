@@ -1,7 +1,9 @@
 """The compiled CPU kernels against plain float64 arithmetic, with everything beyond the length poisoned."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import pytest
 import torch
 
@@ -341,3 +343,41 @@ def test_without_tuned_kernels_reference_serves_and_says_so_once(device, reason,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert [kernels.select(device).__name__ for _ in range(2)] == ["helpers.kernels.reference"] * 2
     assert capsys.readouterr().out.count(reason) == 1
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core")
+def test_loops_run_on_as_many_threads_as_torch_uses_now(monkeypatch):
+    at_first = torch.get_num_threads()
+    q, k, v = inputs(1, 3, 3, 64, 1024, 1024)
+    x, norm, w = torch.randn(1, 192), torch.ones(192), torch.randn(192, 192)
+    gate_up, table = torch.randn(384, 192), torch.zeros(1024, 64)
+    norm_linear, finish = cpu.bind_norm_linear(norm, 1e-5, w), cpu.bind_finish_block(w, norm, 1e-5, gate_up, w)
+    single = cpu.SingleToken("float32", [k[None], v[None]], table, table)
+    calls = [
+        lambda: cpu.linear(x, w),
+        lambda: norm_linear(x),
+        lambda: finish(x, x),
+        lambda: single.attend(0, 1000, q[:, :, None]),
+        lambda: cpu.decode_attention(q, k, v, 1000),
+    ]
+    tasks = []
+    for name in ("linear", "norm_linear", "finish_block"):
+        loop = getattr(cpu.cpu_kernels, name)
+        monkeypatch.setattr(
+            cpu.cpu_kernels, name, lambda *arrays, loop=loop: (tasks.append(arrays[-1]), loop(*arrays)) and None
+        )
+    try:
+        for count in (1, 2, 1):
+            for call in calls:  # each alone is told, whichever comes first
+                torch.set_num_threads(3 - count)
+                cpu.linear(x, w)
+                torch.set_num_threads(count)
+                tasks.clear()
+                call()
+                assert numba.get_num_threads() == count and set(tasks) <= {count}
+            with ThreadPoolExecutor(1) as elsewhere:  # numba counts for each of Python's threads
+                assert elsewhere.submit(lambda: (cpu.linear(x, w), numba.get_num_threads())[1]).result() == count
+        torch.set_num_threads(numba.config.NUMBA_NUM_THREADS + 3)
+        torch.testing.assert_close(cpu.linear(x, w), x @ w.T, atol=1e-4, rtol=1e-4)
+    finally:
+        torch.set_num_threads(at_first)
