@@ -1,5 +1,6 @@
 """Traces: what is generated, what is refused, and the replay against the block manager that the engine uses."""
 
+import gzip
 import json
 
 import pytest
@@ -114,6 +115,47 @@ def test_a_public_trace_is_read(tmp_path):
     assert first.stored_ids == (0,) and second.hash_ids == (0, 2, 3) and second.time_seconds == 3
     assert traces.hit_tokens([first, second], 512) == [0, 512]
     assert traces.hit_rate([first, second], 512) == 512 / 2_400
+
+
+def test_a_gzipped_trace_and_one_with_a_byte_order_mark_are_read(tmp_path):
+    text = json.dumps(ROW)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "marked.jsonl").write_text(text, encoding="utf-8-sig")
+    packed, marked = (traces.load(tmp_path / name) for name in ("packed.jsonl.gz", "marked.jsonl"))
+    assert packed == marked and packed[0].input_length == 1_000
+
+
+def test_bailian_timestamps_are_seconds(tmp_path):
+    """The row of AIPerf's description of the format, with an id for each of its blocks."""
+    file = tmp_path / "qwen_traceA_blksz_16.jsonl"
+    row = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132}
+    row |= {"type": "text", "turn": 1, "hash_ids": list(range(33))}
+    file.write_text(json.dumps(row))
+    (request,) = traces.load(file, block_size=16)
+    assert request.time_seconds == 61.114 and len(request.stored_ids) == 32
+    with pytest.raises(BadTrace, match="The Bailian traces have 16"):
+        traces.load(file)
+    file.write_text(json.dumps(row | {"timestamp": "1"}))
+    with pytest.raises(BadTrace, match="a number of seconds"):
+        traces.load(file, block_size=16)
+
+
+@pytest.mark.parametrize(
+    "header, row, trace",
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,4808,10", "Azure's"),
+        (
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+            "5,ChatGPT,472,18,490,API",
+            "BurstGPT",
+        ),
+    ],
+)
+def test_a_trace_without_blocks_is_named_and_the_form_that_is_needed_is_said(tmp_path, header, row, trace):
+    file = tmp_path / "trace.csv"
+    file.write_text(f"{header}\n{row}\n")
+    with pytest.raises(BadTrace, match=f"trace.csv, line 1: .*columns of {trace}.*no hash_ids.*one JSON object a line"):
+        traces.load(file)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ its blocks: equal names mean equal histories. Public traces come in that form, o
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, …]}
 
 (milliseconds; tokens; one id for each block of the prompt, the partly filled last one included), because it tells what
-was shared and nothing of what was said. `load` reads them and `hashed` makes them.
+was shared and nothing of what was said. Mooncake's is one, with blocks of 512 tokens. The Bailian traces
+(https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon) are others, with blocks of 16: their rows also have
+`chat_id`, `parent_chat_id` and `turn`, and their timestamps are seconds. `load` reads both, `hashed` makes them.
 """
 
+import gzip
+import io
 import json
 import os
 import random
@@ -153,46 +157,69 @@ def hashed(requests: Iterable[Request], block_size: int, answers: bool = True) -
     return result
 
 
-def load(path: str | os.PathLike, block_size: int = 512) -> list[HashedRequest]:
-    """A trace of hashed blocks from a file of JSON lines (see the top of this module); empty lines are left out.
+FORM = (
+    'a trace is one JSON object a line, {"timestamp": 27482, "input_length": 6955, "output_length": 52, '
+    '"hash_ids": [46, 47, …]}'
+)
+# Public traces as CSV, by columns that only they have: times and lengths, and no names of blocks.
+WITHOUT_BLOCKS = {"ContextTokens": "Azure's LLM inference trace", "Request tokens": "BurstGPT"}
+BAILIAN = {"chat_id", "parent_chat_id", "turn"}
 
-    Answers are not in such a file: what a later prompt repeats of them is found in the ids of that prompt.
+
+def load(path: str | os.PathLike, block_size: int = 512) -> list[HashedRequest]:
+    """A trace of hashed blocks from a file of JSON lines (see the top of this module), as it is or gzipped.
+
+    Empty lines are left out. Answers are not in such a file: what a later prompt repeats of them is found in the ids of
+    that prompt.
 
     Args:
-        block_size: tokens a block, as the publisher of the trace states it.
+        block_size: tokens a block, as the publisher of the trace states it: 512 for Mooncake's, 16 for the Bailian's.
 
     Raises:
         FileNotFoundError: no such file.
-        BadTrace: a line is not JSON, lacks a field, or holds what cannot be; the message names file and line.
+        BadTrace: a line is not JSON, lacks a field, or holds what cannot be; the message names file and line. A CSV,
+            such as Azure's or BurstGPT's: it does not say which prompts shared anything.
     """
     path = Path(path)
     requests: list[HashedRequest] = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with _lines(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path.name}, line {number}"
                 before = requests[-1].time_seconds if requests else float("-inf")
                 requests.append(_parse(line, where, block_size, before))
     if not requests:
-        raise BadTrace(f"{path.name} holds no request: it has to have one JSON object a line")
+        raise BadTrace(f"{path.name} holds no request: {FORM}")
     return requests
+
+
+def _lines(path: Path) -> io.TextIOBase:
+    """The text of a file, unpacked where it is gzipped; a byte-order mark is left out."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace")
 
 
 def _parse(line: str, where: str, block_size: int, before: float) -> HashedRequest:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise BadTrace(f"{where}: not JSON ({error})") from None
+        for column, trace in WITHOUT_BLOCKS.items():
+            if column in line:
+                raise BadTrace(
+                    f"{where}: these are the columns of {trace}, which has times and lengths and no hash_ids: what "
+                    f"its prompts share cannot be told. What can be read: {FORM}"
+                ) from None
+        raise BadTrace(f"{where}: not JSON ({error}); {FORM}") from None
     if not isinstance(row, dict):
         raise BadTrace(f"{where}: a request is a JSON object, not a {type(row).__name__}")
     missing = [name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row]
     if missing:
         raise BadTrace(f"{where}: {missing[0]} is missing")
-    time, ids = row["timestamp"], row["hash_ids"]
-    if not (_is_whole(time) or isinstance(time, float)) or not before <= time / 1e3 < float("inf"):
-        raise BadTrace(
-            f"{where}: timestamp has to be a number of milliseconds, not before the line above; it is {time!r}"
-        )
+    time, ids, bailian = row["timestamp"], row["hash_ids"], set(row) >= BAILIAN
+    unit, ticks = ("seconds", 1) if bailian else ("milliseconds", 1e3)
+    if not (_is_whole(time) or isinstance(time, float)) or not before <= time / ticks < float("inf"):
+        raise BadTrace(f"{where}: timestamp has to be a number of {unit}, not before the line above; it is {time!r}")
     for name, least in (("input_length", 1), ("output_length", 0)):
         if not _is_whole(row[name]) or row[name] < least:
             raise BadTrace(f"{where}: {name} has to be a whole number of at least {least}; it is {row[name]!r}")
@@ -202,10 +229,10 @@ def _parse(line: str, where: str, block_size: int, before: float) -> HashedReque
     if len(ids) != needed:
         raise BadTrace(
             f"{where}: {row['input_length']} tokens are {needed} blocks of {block_size}, and there are {len(ids)} "
-            "hash_ids; is block_size what the trace was made with?"
+            f"hash_ids; is block_size what the trace was made with?{' The Bailian traces have 16.' * bailian}"
         )
     full = tuple(ids[: row["input_length"] // block_size])
-    return HashedRequest(time / 1e3, row["input_length"], row["output_length"], tuple(ids), full)
+    return HashedRequest(time / ticks, row["input_length"], row["output_length"], tuple(ids), full)
 
 
 def _is_whole(value) -> bool:
