@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from helpers.friendly import Friendly
+from helpers.numbers import pretty
 from helpers.slips import diagnose
 
 _EXERCISES: dict[str, Callable] = {}
@@ -52,13 +53,23 @@ def exercise(name: str) -> Callable[[Callable], Callable]:
 
     The function receives the learner's answers in the order `grade` got them. It returns when they are right
     (a returned string is printed beside the tick, in place of the numbers checked) and raises `Wrong` when not.
+
+    Raises ValueError when another function has that name already.
     """
 
     def register(function: Callable) -> Callable:
+        known = _EXERCISES.get(name)
+        # A module that is reloaded registers its own checks again.
+        if known is not None and _origin(known) != _origin(function):
+            raise ValueError(f"exercise {name} has two checks: {' and '.join(map(_origin, (known, function)))}")
         _EXERCISES[name] = function
         return function
 
     return register
+
+
+def _origin(function: Callable) -> str:
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
 def grade(name: str, *answers) -> None:
@@ -121,7 +132,7 @@ def number(
     value = _plain(answer, name)
     expect = float(expect)
     if abs(value - expect) <= max(rel * abs(expect), absolute):
-        _shown.append(f"{_pretty(value)} {unit}".strip())
+        _shown.append(f"{pretty(value)} {unit}".strip())
         return value
     near = max(rel, 2e-3)
     found = []
@@ -136,7 +147,7 @@ def number(
         closest = min(found)[0]
         told = " Or: ".join(message for distance, message in found if math.isclose(distance, closest))
         raise Wrong(f"{_lead(name, value, unit)}. {told}")
-    raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near)}.")
+    raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near, unit)}.")
 
 
 def entries(name: str, answer, keys: Iterable) -> list[tuple]:
@@ -213,10 +224,10 @@ def close(
         raise Wrong(f"every element of {name} is off by the same factor: {diagnose(float(ratios[0]), 1.0)}.")
     off = ~np.isclose(got, want, rtol=rel, atol=absolute)
     first = tuple(int(i) for i in np.argwhere(off)[0])
-    largest = _pretty(float(np.abs(got - want).max()))
+    largest = pretty(float(np.abs(got - want).max()))
     raise Wrong(
         f"{name} is wrong in {int(off.sum()):,} of {off.size:,} elements; the first is at index "
-        f"{list(first)}, where it is {_pretty(float(got[first]))} (largest error {largest})."
+        f"{list(first)}, where it is {pretty(float(got[first]))} (largest error {largest})."
     )
 
 
@@ -338,14 +349,8 @@ def _same(a: np.ndarray, b: np.ndarray, rel: float, absolute: float) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=rel, atol=absolute))
 
 
-def _pretty(value: float) -> str:
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.4g}"
-
-
 def _lead(name: str, value: float, unit: str) -> str:
-    return f"{name} is {_pretty(value)} {unit}".strip()
+    return f"{name} is {pretty(value)} {unit}".strip()
 
 
 def _explain(error: BaseException) -> str:

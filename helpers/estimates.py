@@ -16,6 +16,8 @@ from pathlib import Path
 
 import filelock
 
+from helpers.numbers import pretty
+
 _unwritten: list[dict] = []  # entries that reached no disk, so that this session's tables are still complete
 _told: set[str] = set()
 
@@ -257,4 +259,4 @@ def _finite(key: str, value) -> float:
 
 
 def _show(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "" if value is None else pretty(value, digits=3)

@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from helpers.numbers import prefixed
+
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#666666",
 )  # fmt: skip
@@ -158,7 +160,7 @@ def roofline(
     bottom = min([y for _, y in points.values()] + [x[0] * bandwidth]) / 1e9 / 2
     ax.annotate(f" ridge {ridge:.3g} FLOP/byte", (ridge, bottom), color=GREY, va="bottom", fontsize=9)
     ax.annotate(
-        _rate(peak, "FLOP/s"),
+        prefixed(peak, "FLOP/s"),
         (x[-1], peak / 1e9),
         xytext=(0, 4),
         textcoords="offset points",
@@ -166,7 +168,7 @@ def roofline(
         fontsize=9,
     )
     ax.annotate(
-        _rate(bandwidth, "B/s"),
+        prefixed(bandwidth, "B/s"),
         (np.sqrt(x[0] * ridge), np.sqrt(x[0] * ridge) * bandwidth / 1e9),
         xytext=(-6, 2),
         textcoords="offset points",
@@ -329,8 +331,3 @@ def _legend(ax: Axes) -> None:
 
 def _pick(cycle: list, i: int):
     return cycle[i % len(cycle)]
-
-
-def _rate(per_second: float, unit: str) -> str:
-    """Three digits with the prefix that suits them: "35.9 GB/s", "660 TFLOP/s"."""
-    return f"{per_second / 1e12:.3g} T{unit}" if per_second >= 1e12 else f"{per_second / 1e9:.3g} G{unit}"

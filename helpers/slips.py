@@ -1,8 +1,37 @@
 """What a wrong number looks like: the slips that everybody makes with units and factors."""
 
 import math
+import re
 
-_BINARY = "a power of 1,024 where 1,000 is meant, or the other way round (GB = 1e9 bytes, GiB = 2**30 bytes)"
+# What 1,000 and 1,024 are mistaken for, by what the answer counts: (unit, of 1,024, [of 1e3, of 1e6, of 1e9, of 1e12]).
+_KINDS = [
+    (
+        r"([kMGT]i?)?B\b|bytes?\b",
+        "GB = 1e9 bytes, GiB = 2**30 bytes",
+        ["GB and MB", "GB and kB", "GB and bytes", "TB and bytes"],
+    ),
+    (
+        r"[mµn]?s\b|seconds?\b",
+        "in what this time is computed from",
+        ["s and ms", "s and µs", "s and ns", "s and ps"],
+    ),
+    (
+        r"[kMGT]?FLOPs?\b",
+        "a GFLOP is 1e9 FLOPs",
+        ["TFLOP and GFLOP", "TFLOP and MFLOP", "GFLOP and FLOP", "TFLOP and FLOP"],
+    ),
+    (
+        r"tokens?\b",
+        "is 32k 32,000 tokens or 32,768? The text says which",
+        ["thousands of tokens and tokens", "millions of tokens and tokens"],
+    ),
+    (
+        "",
+        "somewhere on the way",
+        [f"{pair}, somewhere on the way" for pair in ("ms for s, or MB for GB", "µs for s, or kB for GB")]
+        + [f"{pair}, somewhere on the way" for pair in ("ns for s, or bytes for GB", "FLOP for TFLOP")],
+    ),
+]
 _ELEMENT = "check the bytes per element (float32 4, bfloat16 2, int8 1)"
 
 # ratio answer / truth -> what usually causes it
@@ -19,29 +48,34 @@ _RATIOS = [
     (100.0, "it is a hundred times what it should be: that is per cent where a fraction is asked for"),
     (1 / 100, "it is a hundredth of what it should be: that is a fraction where per cent is asked for"),
 ]
-for _power, _pair in [
-    (1, "s and ms, GB and MB"),
-    (2, "s and µs, GB and kB"),
-    (3, "s and ns, GB and bytes"),
-    (4, "TFLOP and FLOP"),
-]:
-    _RATIOS += [
-        (1000.0**_power, f"it is {1000**_power:,} times too large: the unit is off ({_pair})"),
-        (1000.0**-_power, f"it is {1000**_power:,} times too small: the unit is off ({_pair})"),
-    ]
-for _power in (1, 2, 3):
-    _RATIOS += [
-        (1.024**_power, f"it is {100 * (1.024**_power - 1):.1f} % too large: {_BINARY}"),
-        (1.024**-_power, f"it is {100 * (1 - 1.024**-_power):.1f} % too small: {_BINARY}"),
-        (1024.0**_power, f"it is {1024**_power:,} times too large: {_BINARY}"),
-        (1024.0**-_power, f"it is {1024**_power:,} times too small: {_BINARY}"),
-    ]
 
 
-def diagnose(answer: float, expect: float, rel: float = 1e-3) -> str:
+def _unit_ratios(unit: str) -> list[tuple[float, str]]:
+    """The ratios of mistaken units for an answer in `unit` ("ms", "GB/s", "tokens"; empty: none, as of a ratio)."""
+    kind = next(found for found in _KINDS if re.match(found[0], unit))
+    binary = f"a power of 1,024 where 1,000 is meant, or the other way round ({kind[1]})"
+    ratios = []
+    for power, pair in enumerate(kind[2], start=1):
+        times = f"{1000**power:,} times too"
+        ratios += [
+            (1000.0**power, f"it is {times} large: the unit is off ({pair})"),
+            (1000.0**-power, f"it is {times} small: the unit is off ({pair})"),
+        ]
+    for power in (1, 2, 3):
+        ratios += [
+            (1.024**power, f"it is {100 * (1.024**power - 1):.1f} % too large: {binary}"),
+            (1.024**-power, f"it is {100 * (1 - 1.024**-power):.1f} % too small: {binary}"),
+            (1024.0**power, f"it is {1024**power:,} times too large: {binary}"),
+            (1024.0**-power, f"it is {1024**power:,} times too small: {binary}"),
+        ]
+    return ratios
+
+
+def diagnose(answer: float, expect: float, rel: float = 1e-3, unit: str = "") -> str:
     """The likeliest cause of a wrong `answer`, in words; never the right answer itself.
 
-    Both are finite and in the same unit. `rel` is how exactly a known ratio must be met.
+    Both are finite and in the same unit. `rel` is how exactly a known ratio must be met;
+    `unit` ("ms", "GB/s") decides which units it may have been mistaken for.
     """
     if expect == 0:
         return "it is too high" if answer > 0 else "it is too low"
@@ -54,7 +88,7 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3) -> str:
         if abs(log_ratio) <= max(rel, 1e-3):
             return f"the size is right and the sign is not: it has to be {sign}"
         return f"the sign is wrong: it has to be {sign}"
-    nearest, cause = min(_RATIOS, key=lambda pair: abs(log_ratio - math.log(pair[0])))
+    nearest, cause = min(_RATIOS + _unit_ratios(unit), key=lambda pair: abs(log_ratio - math.log(pair[0])))
     # A sixth of the gap to "right" (ratio 1) at most, so that 1.024 is only named when it is really met, however
     # roughly the answer itself may be given.
     if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), abs(math.log(nearest)) / 6):

@@ -115,9 +115,9 @@ def test_slip_beside_the_truth_shadows_nothing():
         (1000, "1,000 times too large"),
         (1e-3, "1,000 times too small"),
         (1e9, "1,000,000,000"),
-        (1.024**3, "GiB"),
-        (1.024**-3, "GiB"),
-        (1.024, "GiB"),
+        (1.024**3, "7.4 % too large: a power of 1,024"),
+        (1.024**-3, "a power of 1,024"),
+        (1.024, "a power of 1,024"),
         (1024, "1,024 times"),
         (4, "bytes per element"),
         (100, "per cent"),
@@ -132,6 +132,30 @@ def test_slip_beside_the_truth_shadows_nothing():
 )
 def test_general_diagnosis(factor, phrase):
     assert phrase in told(46_080 * factor)
+
+
+@pytest.mark.parametrize(
+    "unit, phrase, thousand",
+    [
+        ("GB", "GiB = 2**30", "GB and MB"),
+        ("bytes", "GiB = 2**30", "GB and MB"),
+        ("GiB/s", "GiB = 2**30", "GB and MB"),
+        ("ms", "in what this time is computed from", "s and ms"),
+        ("s/token", "in what this time is computed from", "s and ms"),
+        ("seconds", "in what this time is computed from", "s and ms"),
+        ("TFLOP", "1e9 FLOPs", "TFLOP and GFLOP"),
+        ("tokens", "32,768", "thousands of tokens"),
+        ("sequences", "somewhere on the way", "somewhere on the way"),
+        ("×", "somewhere on the way", "somewhere on the way"),
+        ("", "somewhere on the way", "somewhere on the way"),
+    ],
+)
+def test_a_mistaken_unit_is_one_that_fits(unit, phrase, thousand):
+    binary, prefix = told(46_080 * 1.024, unit=unit), told(46_080 / 1000, unit=unit)
+    assert "2.4 % too large" in binary and phrase in binary
+    assert "1,000 times too small" in prefix and thousand in prefix
+    for other in {"GiB", "s and ms"} - {phrase.split()[0], thousand}:
+        assert other not in binary + prefix
 
 
 def test_general_diagnosis_does_not_reveal_the_answer():
@@ -265,6 +289,16 @@ def test_interrupt_passes_through(exercise):
     exercise(lambda f: f())
     with pytest.raises(KeyboardInterrupt):
         grade("99.1", learner("def f(): raise KeyboardInterrupt")["f"])
+
+
+def test_a_second_check_of_one_name_is_refused(exercise):
+    def first(answer):
+        return None
+
+    exercise(first)
+    exercise(first)  # as a module that is reloaded does
+    with pytest.raises(ValueError, match="exercise 99.1 has two checks: .*test_check.py:.*test_check.py:"):
+        exercise(lambda answer: None)
 
 
 def test_mistakes_of_the_author_are_loud(exercise):

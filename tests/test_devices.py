@@ -41,7 +41,7 @@ class FakeClock:
 def small_machine(monkeypatch, tmp_path):
     """A cache of 1 MB keeps the buffers small; nothing is written outside the test's own folder."""
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
-    monkeypatch.setattr(devices, "cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(devices, "cache_bytes", lambda device: 2**20)
     monkeypatch.setitem(devices.BUFFER_BYTES, "cpu", 64 * 2**20)
     monkeypatch.setattr(devices, "_crowded", lambda: False)
     monkeypatch.setattr(devices, "_of_this_session", {})
@@ -165,6 +165,50 @@ def test_a_read_beside_other_steps_takes_several_parts_and_counts_them():
     step, read_bytes = devices.read_step(CPU, buffer, parts=3)
     assert read_bytes == 3 * 32 * 2**20 and step() == 8 * 2**20
     assert devices.read_step(CPU, buffer)[1] == 8 * 32 * 2**20
+
+
+@pytest.mark.parametrize("mib, parts", [(264, 8), (33, 1), (8, 1)])
+def test_a_rest_that_is_no_whole_part_is_not_counted_as_one(mib, parts):
+    buffer = torch.empty(mib * 2**18)
+    step, read_bytes = devices.read_step(CPU, buffer, parts=parts)
+    read = []
+    buffer_sum = torch.Tensor.sum
+
+    def count(part):
+        read.append(part.nbytes)
+        return buffer_sum(part[:1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "sum", count)
+        for _ in range(3):
+            step()
+    assert sum(read) == 3 * read_bytes, "every call reads what it says"
+
+
+def gib(number):
+    return int(number * 2**30)
+
+
+@pytest.mark.parametrize(
+    "cache, alone, beside, from_memory",
+    [
+        (gib(1 / 32), gib(1 / 4), gib(1 / 4), True),
+        (300 * 2**20, devices.LARGEST_BUFFER_BYTES, devices.LARGEST_BUFFER_BESIDE_BYTES, True),
+        (gib(1.125), devices.LARGEST_BUFFER_BYTES, devices.LARGEST_BUFFER_BESIDE_BYTES, False),
+    ],
+)
+def test_a_large_cache_does_not_make_the_buffer_large_and_the_card_says_what_it_read(
+    monkeypatch, capsys, cache, alone, beside, from_memory
+):
+    monkeypatch.setattr(devices, "cache_bytes", lambda device: cache)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: None)
+    monkeypatch.setitem(devices.BUFFER_BYTES, "cpu", gib(1 / 4))
+    assert devices.buffer_bytes(CPU) == alone < 1.4e9
+    assert devices.buffer_bytes(CPU, devices.LARGEST_BUFFER_BESIDE_BYTES) == beside < 0.6e9
+    card = a_card(device="cpu", buffer_bytes=alone, cache_bytes=cache)
+    assert card.from_memory is from_memory
+    card.show()
+    assert ("memory alone is slower" in capsys.readouterr().out) is not from_memory
 
 
 def test_card_of_this_machine_is_a_card(capsys):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from helpers.caches import FullCache
-from helpers.clock.sweeps import DecodeStep, decode_sweep
+from helpers.clock import devices
+from helpers.clock.sweeps import BESIDE, DecodeStep, decode_sweep
 from helpers.models.counts import kv_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
@@ -39,17 +40,32 @@ def test_a_sweep_measures_every_engine_at_every_context():
     engines = {f"batch {batch}": (decoder, FullCache(SMALL, 33, batch=batch)) for batch in (1, 2)}
     calls = []
     result = decode_sweep(engines, (32, 4), read_bytes_per_second=1e15, beside={"other": lambda: calls.append(1)})
-    assert list(result) == ["batch 1", "batch 2", "other"]
-    assert list(result.pop("other")) == [0] and len(calls) >= 20
+    assert list(result) == ["batch 1", "batch 2", BESIDE]
+    assert len(result.pop(BESIDE)["other"].samples) >= 20 and len(calls) >= 20
     for timings in result.values():
         assert list(timings) == [4, 32]
         assert all(len(t.samples) >= 20 and t.median > t.floor_seconds for t in timings.values())
+
+
+def test_a_sweep_from_an_empty_cache_keeps_its_point_apart_from_the_read_and_frees_its_buffer():
+    read, read_bytes = devices.read_step(torch.device("cpu"), torch.ones(2**20), parts=2)
+    engines = {"read": (Decoder(SMALL), FullCache(SMALL, 9))}
+    result = decode_sweep(engines, (0, 4), beside={"read": read})
+    assert list(result["read"]) == [0, 4] and read_bytes == 2 * 4 * 2**20
+    assert result["beside"]["read"].median > 0
+    with pytest.raises(RuntimeError, match="freed after its sweep"):
+        read()
 
 
 def test_what_cannot_be_measured_is_refused():
     decoder = Decoder(SMALL)
     with pytest.raises(ValueError, match="budget must be one of quick, full"):
         decode_sweep({"x": (decoder, FullCache(SMALL, 9))}, contexts=(4,), budget="long")
+    for engines, contexts in (({}, (4,)), ({"x": (decoder, FullCache(SMALL, 9))}, ())):
+        with pytest.raises(ValueError, match="at least one engine and one context"):
+            decode_sweep(engines, contexts)
+    with pytest.raises(ValueError, match="no engine may be called 'beside'"):
+        decode_sweep({BESIDE: (decoder, FullCache(SMALL, 9))}, (4,))
     with pytest.raises(ValueError, match="9 tokens do not fit|do not fit a cache"):
         decode_sweep({"x": (decoder, FullCache(SMALL, 8))}, contexts=(9,))
     with pytest.raises(ValueError, match="cannot time a step at 9"):

@@ -29,7 +29,7 @@ from tools import bench_peers
 
 MODEL = "SmolLM2-135M"
 BATCHES = (1, 4)
-PEERS = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+PEERS = ("transformers", "llama.cpp")
 ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds
 ATTENTION_FORMS = {"MHA": 1, "GQA-4": 4}  # query heads a KV head
 LEAD_IN_SECONDS = 0.02  # until the threads of the engine before have gone to sleep
@@ -106,12 +106,9 @@ def decode_steps(decoder: Decoder, contexts: Sequence[int]) -> tuple[dict, dict]
         ours = sweeps.DecodeStep(decoder, cache, max(contexts))
         for context in contexts:
             step_bytes[batch, context] = ours.bytes_at(context)
-        cache.rewind(max(contexts))
-        for context in contexts:
             steps["ours", batch, context] = ours.at(context)
             if theirs is not None:
                 steps["transformers", batch, context] = bench_peers.transformers_step(theirs, cache, context)
-            cache.rewind(max(contexts))
     llama = bench_peers.llama_cpp_steps(decoder, contexts)
     steps |= {("llama.cpp", 1, context): step for context, step in (llama or {}).items()}
     return steps, step_bytes
@@ -165,7 +162,7 @@ def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     rows = [
         row(READ, rate / 1e9, "GB/s"),
         row(MATMUL, 2 * size**3 / timed[MATMUL].median / 1e9, "GFLOP/s"),
-        *decode_rows(timed, step_bytes, rate, tuple(PEERS)),
+        *decode_rows(timed, step_bytes, rate, PEERS),
         *attention_rows(timed, attention_bytes, rate),
     ]
     busy = [str(key) for key, each in timed.items() if each.verdict == "busy"]

@@ -12,7 +12,6 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -21,12 +20,21 @@ import torch
 
 from helpers import data, paths
 from helpers.clock.timing import Clock, Timing, pretty_seconds
+from helpers.numbers import prefixed
 
 # Increase when a card means something else than before, so that old files are measured again.
-CARD_VERSION = 1
+CARD_VERSION = 2
 
 # The buffer that is read to measure bandwidth, unless the caches are so large that it must be larger.
 BUFFER_BYTES = {"cpu": 256 * 2**20, "mps": 1024 * 2**20, "cuda": 2048 * 2**20}
+# However large a CPU's cache, its buffer is no larger than this: alone, for the card, and beside a sweep, whose own
+# steps push it out of the cache between two turns. The course promises to run in 4 GB.
+LARGEST_BUFFER_BYTES = 1280 * 2**20
+LARGEST_BUFFER_BESIDE_BYTES = 512 * 2**20
+# A buffer of at least so many caches is read from memory; of a smaller one the cache may hold too large a share.
+CACHES_A_BUFFER = 4
+# What a CPU reads in one go.
+PART_BYTES = 32 * 2**20
 
 # What the driver calls a device, whole, and the row of helpers/data/devices.json with its data sheet (None:
 # the row has the same name). Slices of a GPU, laptop chips and names that leave the variant open match
@@ -101,10 +109,11 @@ def _cpu_name() -> str:
 class DeviceCard:
     """What one device was measured to do.
 
-    read_bytes_per_second     summing a buffer far larger than any cache
+    read_bytes_per_second     summing a buffer larger than any cache: of memory, where `from_memory` says so
     matmul_flops_per_second   square matrix products, by dtype name; dtypes that crawl are left out
     launch_seconds            one tiny operation, launched in a row with others
     busy                      the samples disagreed: something else was using the device
+    buffer_bytes, cache_bytes what was read, and what the last-level cache holds; 0 where it is not known
     """
 
     name: str
@@ -114,6 +123,8 @@ class DeviceCard:
     launch_seconds: float
     measured_at: str
     busy: bool = False
+    buffer_bytes: int = 0
+    cache_bytes: int = 0
     version: int = field(default=CARD_VERSION)
 
     def __post_init__(self):
@@ -152,6 +163,11 @@ class DeviceCard:
         return self.rate(dtype) / self.read_bytes_per_second
 
     @property
+    def from_memory(self) -> bool:
+        """Whether the bandwidth is that of memory: no more than a quarter of what was read fits the cache."""
+        return not self.buffer_bytes or self.buffer_bytes >= CACHES_A_BUFFER * self.cache_bytes
+
+    @property
     def sheet(self) -> dict | None:
         """The row of `helpers.data` with this device's data sheet, or None when it is not known."""
         return data_sheet(self.name)
@@ -161,29 +177,27 @@ class DeviceCard:
         sheet = self.sheet or {}
         lines = [f"{self.name}  ({self.device}, measured {self.measured_at})"]
         lines.append(
-            f"  reads memory        {_rate(self.read_bytes_per_second, 'B/s'):>12}"
+            f"  reads memory        {prefixed(self.read_bytes_per_second, 'B/s'):>12}"
             + _beside(self.read_bytes_per_second, sheet.get("bandwidth_GBps"), 1e9, "GB/s")
         )
         for dtype, rate in self.matmul_flops_per_second.items():
             printed = sheet.get("dense_bf16_TFLOPs") if dtype in ("bfloat16", "float16") else None
-            shown = f"{_rate(rate, 'FLOP/s'):>12}" + _beside(rate, printed, 1e12, "TFLOP/s")
+            shown = f"{prefixed(rate, 'FLOP/s'):>12}" + _beside(rate, printed, 1e12, "TFLOP/s")
             lines.append(f"  multiplies {dtype:<9}{shown}")
         lines.append(f"  launches one op in  {pretty_seconds(self.launch_seconds):>12}")
         lines.append(f"  ridge point         {self.ridge():>6.1f} FLOP/B in float32")
         if not sheet:
             lines.append("  (no data sheet of this device in the course's tables)")
+        if not self.from_memory:
+            lines.append(
+                f"  The cache of {prefixed(self.cache_bytes, 'B')} may have held up to "
+                f"{min(1.0, self.cache_bytes / self.buffer_bytes):.0%} of what was read: memory alone is slower."
+            )
         if self.busy:
             lines.append(
                 "  The machine was busy: close what else runs and call helpers.clock.devices.card(refresh=True)."
             )
         print("\n".join(lines))
-
-
-def _rate(value: float, unit: str) -> str:
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
 
 
 def _beside(measured: float, printed: float | None, size: float, unit: str) -> str:
@@ -220,8 +234,10 @@ def free_bytes(device: torch.device) -> int | None:
     return min(limits) if limits else None
 
 
-def cache_bytes() -> int:
-    """Size of the CPU's last cache level, bytes; 32 MB where the system does not say."""
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last cache level, bytes: 32 MB where a CPU's system does not say, 128 MB for every accelerator."""
+    if device.type != "cpu":
+        return 128 * 2**20
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:
@@ -304,7 +320,7 @@ def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> De
     """
     print(f"Measuring what {name_of(device)} can do, about {seconds:.0f} s …")
     crowded = _crowded()
-    buffer = _big_buffer(device)
+    buffer = torch.ones(buffer_bytes(device) // 4, device=device)
     share = seconds / 10
     read = [_time_read(buffer, clock, share)]
     flops = {}
@@ -324,6 +340,8 @@ def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> De
         launch_seconds=_time_launch(device, clock, share / 2).median,
         measured_at=datetime.now().astimezone().isoformat(" ", "minutes"),
         busy=crowded or best.verdict == "busy",
+        buffer_bytes=buffer.nbytes,
+        cache_bytes=cache_bytes(device),
     )
 
 
@@ -335,10 +353,19 @@ def _crowded() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
-def _big_buffer(device: torch.device) -> torch.Tensor:
-    """float32 numbers, far more than any cache holds, at most a quarter of the memory that is free."""
-    cache = cache_bytes() if device.type == "cpu" else 128 * 2**20
-    wanted, least = max(BUFFER_BYTES[device.type], 8 * cache), 4 * cache
+def buffer_bytes(device: torch.device, largest: int = LARGEST_BUFFER_BYTES) -> int:
+    """Size of the buffer to read on `device`: many times what a cache holds, at most a quarter of the free memory.
+
+    Args:
+        largest: a CPU's buffer is no larger; a cache so large that it cannot hold CACHES_A_BUFFER of them is said on
+            the device card.
+
+    Raises MemoryError where too little is free.
+    """
+    cache = cache_bytes(device)
+    wanted, least = max(BUFFER_BYTES[device.type], 2 * CACHES_A_BUFFER * cache), CACHES_A_BUFFER * cache
+    if device.type == "cpu":
+        wanted, least = min(wanted, largest), min(least, largest)
     free = free_bytes(device)
     size = wanted if free is None else min(wanted, free // 4)
     if size < least:
@@ -346,30 +373,53 @@ def _big_buffer(device: torch.device) -> torch.Tensor:
             f"to measure how fast {name_of(device)} reads memory, {4 * least / 1e9:.1f} GB must be free, "
             f"and only {free / 1e9:.1f} GB are: close other notebooks or programs and try again"
         )
-    return torch.ones(size // 4, dtype=torch.float32, device=device)
+    return size
 
 
-def read_step(
-    device: torch.device, buffer: torch.Tensor | None = None, parts: int = 8
-) -> tuple[Callable[[], torch.Tensor], int]:
-    """A step that reads memory and does next to nothing else, and the bytes that one call reads.
+class MemoryRead:
+    """A step that reads memory and does next to nothing else; `nbytes` is what one call reads.
 
-    Timed in turns with other steps, it says what the memory gave in those very minutes. A CPU goes round the buffer, so
-    that each part of 32 MB has long left the cache when its turn comes again. One part takes less than a millisecond,
-    of which a decode step that went before, its threads still waiting for work, can take a tenth: hence several.
-    An accelerator, where a launch costs as much as reading a few MB, takes the whole buffer at once.
+    A CPU goes round the buffer, so that each part of 32 MB has long left the cache when its turn comes again. One part
+    takes less than a millisecond, of which a decode step that went before, its threads still waiting for work, can take
+    a tenth: hence several a call. An accelerator, where a launch costs as much as reading a few MB, takes the whole
+    buffer at once.
+    """
+
+    def __init__(self, buffer: torch.Tensor, parts: int):
+        if buffer.device.type == "cpu":
+            # The rest that is no whole part is left alone: every call reads the same number of bytes.
+            split = [part for part in buffer.split(PART_BYTES // 4) if part.nbytes == PART_BYTES] or [buffer]
+        else:
+            split, parts = [buffer], 1
+        self.nbytes = parts * split[0].nbytes
+        self._parts, self._turns = parts, itertools.cycle(split)
+
+    def __call__(self) -> torch.Tensor:
+        if self._turns is None:
+            raise RuntimeError("the buffer of this read was freed after its sweep; make another: devices.read_step")
+        return [next(self._turns).sum() for _ in range(self._parts)][-1]
+
+    def free(self) -> None:
+        """Give the buffer back; a sweep does so with what it timed beside its engines."""
+        self._turns = None
+
+
+def read_step(device: torch.device, buffer: torch.Tensor | None = None, parts: int = 8) -> tuple[MemoryRead, int]:
+    """A step that reads memory, and the bytes that one call reads.
+
+    Timed in turns with other steps, it says what the memory gave in those very minutes.
 
     Args:
+        buffer: float32; made here when None, and smaller than for the card where caches are large, since the other
+            steps of a sweep stream through the cache between two calls.
         parts: of 32 MB that a CPU reads in one call.
 
-    Raises MemoryError where too little is free for a buffer that no cache holds.
+    Raises MemoryError where too little is free.
     """
-    buffer = _big_buffer(device) if buffer is None else buffer
-    if buffer.device.type != "cpu":
-        return buffer.sum, buffer.nbytes
-    split = buffer.split(8 * 2**20)
-    turns = itertools.cycle(split)
-    return lambda: [next(turns).sum() for _ in range(parts)][-1], parts * split[0].nbytes
+    if buffer is None:
+        buffer = torch.ones(buffer_bytes(device, LARGEST_BUFFER_BESIDE_BYTES) // 4, device=device)
+    step = MemoryRead(buffer, parts)
+    return step, step.nbytes
 
 
 def _time_read(buffer: torch.Tensor, clock: Clock, seconds: float) -> tuple[Timing, int]:

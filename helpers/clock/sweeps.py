@@ -6,10 +6,12 @@ import torch
 
 from helpers.caches import KVCache
 from helpers.clock import graphs, timing
+from helpers.clock.devices import MemoryRead
 from helpers.models.decoder import Decoder
 
 CONTEXTS = (16, 1024, 2048, 4096, 8192)
 SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
+BESIDE = "beside"
 
 
 class DecodeStep:
@@ -61,28 +63,43 @@ def decode_sweep(
         contexts: tokens already in the cache before the step that is timed.
         budget: "quick" or "full", see SECONDS_PER_POINT; at least 20 samples a point in either.
         read_bytes_per_second: from the device card; a time below bytes ÷ this is then reported as impossible.
-        beside: label → another step to time in the same rounds, such as `devices.read_step`; returned as context 0.
+        beside: label → another step to time in the same rounds, such as `devices.read_step`, whose buffer is given
+            back afterwards.
 
     Returns:
-        {label: {context: Timing}}; points that an interrupt left unmeasured are missing.
+        {label: {context: Timing}}, and {BESIDE: {label: Timing}} where there was one; points that an interrupt left
+        unmeasured are missing.
 
     Raises:
-        ValueError: an unknown budget, or a context that does not fit a cache.
+        ValueError: an unknown budget, no engine, no context, an engine named BESIDE, or a context that does not fit a
+            cache.
     """
     if budget not in SECONDS_PER_POINT:
         raise ValueError(f"budget must be one of {', '.join(SECONDS_PER_POINT)}, not {budget!r}")
     contexts = sorted(set(contexts))
+    if not engines or not contexts:
+        raise ValueError("nothing to measure: a sweep needs at least one engine and one context")
+    if BESIDE in engines:
+        raise ValueError(
+            f"no engine may be called {BESIDE!r}: the steps timed beside the engines are returned under it"
+        )
     points = {label: DecodeStep(decoder, cache, contexts[-1]) for label, (decoder, cache) in engines.items()}
     steps, floors = {}, {}
     for label, point in points.items():
         for context in contexts:
             steps[label, context] = point.at(context)
             floors[label, context] = point.bytes_at(context) / read_bytes_per_second if read_bytes_per_second else None
-    steps |= {(label, 0): step for label, step in (beside or {}).items()}
+    beside = beside or {}
+    steps |= {(BESIDE, label): step for label, step in beside.items()}
     device = next(iter(points.values())).decoder.device
     seconds = SECONDS_PER_POINT[budget] * len(steps)
-    timed = timing.Clock(device).sweep(steps, budget_seconds=seconds, floors=floors, label="decode steps")
+    try:
+        timed = timing.Clock(device).sweep(steps, budget_seconds=seconds, floors=floors, label="decode steps")
+    finally:
+        for step in beside.values():
+            if isinstance(step, MemoryRead):
+                step.free()
     result: dict[str, dict[int, timing.Timing]] = {label: {} for label, _ in steps}
-    for (label, context), found in timed.items():
-        result[label][context] = found
+    for (label, point), found in timed.items():
+        result[label][point] = found
     return result

@@ -21,6 +21,8 @@ from pathlib import Path
 import filelock
 import torch
 
+from helpers.numbers import prefixed
+
 Step = Callable[[], object]
 
 # A floor is bytes over a *measured* bandwidth, which itself wobbles by some percent between two cards.
@@ -188,11 +190,8 @@ def compare_pairs(ratios: tuple[float, ...], partial: bool = False) -> Compariso
 
 
 def pretty_seconds(seconds: float) -> str:
-    """Seconds with a unit that suits them: "31.20 ms"."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+    """Seconds with a unit that suits them: "31.24 ms"."""
+    return prefixed(seconds, "s", digits=4)
 
 
 def synchronizer(device: torch.device | str) -> Callable[[], None]:

@@ -357,7 +357,7 @@ plain_read, read_bytes = devices.read_step(spot)
 timed = sweeps.decode_sweep(
     engines, contexts, budget, card.read_bytes_per_second, {"read": plain_read}
 )
-read_now = read_bytes / timed["read"][0].median
+read_now = read_bytes / timed["beside"]["read"].median
 print(
     f"memory gave {read_now / 1e9:.1f} GB/s in these minutes, {card.read_bytes_per_second / 1e9:.1f} on the card"
 )
