@@ -9,6 +9,7 @@ import transformers
 
 from helpers import data
 from helpers.models import counts, geometry, hf_config
+from helpers.models.decoder import Decoder
 from helpers.models.geometry import MLA, Geometry, MoE
 
 MODELS = data.load("models")
@@ -78,6 +79,28 @@ def test_windowed_caps_only_the_sliding_layers():
 def meta_model(config):
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Qwen3-4B", "Llama-3.1-8B"])
+def test_weights_are_those_of_a_decoder_with_all_its_layers(name):
+    whole = Decoder(geometry.get(name), dtype=torch.bfloat16, device="meta")
+    assert counts.weight_bytes(geometry.get(name)) == whole.weight_bytes
+    assert counts.resident_bytes(geometry.get(name)) == sum(p.nbytes for p in whole.parameters())
+
+
+@pytest.mark.parametrize("row", MODELS, ids=[row["id"] for row in MODELS])
+def test_resident_weights_are_the_published_ones(row):
+    parameters = counts.resident_bytes(geometry.get(row["id"])) / 2
+    if "params_matmul_total" in row:  # without norms and biases
+        assert parameters == pytest.approx(row["params_matmul_total"], rel=2e-3)
+    elif "params_total_published" in row:  # rounded, of Kimi-K2 to 1T
+        assert parameters == pytest.approx(row["params_total_published"], rel=0.03)
+
+
+def test_all_experts_of_mixtral_are_resident_and_two_are_read():
+    mixtral = geometry.get("Mixtral-8x7B-v0.1")  # 46.7B parameters, 12.9B active: mistral.ai/news/mixtral-of-experts
+    assert counts.resident_bytes(mixtral) / 2 == pytest.approx(46.7e9, rel=1e-3)
+    assert counts.weight_bytes(mixtral) / 2 == pytest.approx(12.9e9 - 32_000 * 4_096, rel=5e-3)  # less its embedding
 
 
 def matrices_of_a_step(model, experts_read):
@@ -158,8 +181,19 @@ def test_step_weights_equal_the_transformers_model(config):
     expect = matrices_of_a_step(meta_model(config), experts_read=g.moe.per_token if g.moe else 0)
     matrices = sum(m.numel() for m in counts._step_matrices(g, torch.float32))
     assert matrices == expect
-    norms = 0.01 * expect + 40 * g.layers * g.hidden if g.moe is None else 0
-    assert 0 <= counts.weight_bytes(g, torch.float32) / 4 - matrices <= norms
+    norms = 0.01 * expect + 40 * g.layers * g.hidden
+    assert 0 < counts.weight_bytes(g, torch.float32) / 4 - matrices <= norms
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_resident_weights_are_all_parameters_of_the_transformers_model(config):
+    """Every expert and both embeddings; of vectors those that Decoder has, so a few of other models are missing."""
+    g, parameters = hf_config.read(config.to_dict()), dict(meta_model(config).named_parameters())
+    matrices = {name: p for name, p in parameters.items() if p.dim() >= 2 and "bias" not in name}
+    resident = counts.resident_bytes(g, torch.float32) // 4
+    assert 0 < resident - sum(p.numel() for p in matrices.values()) <= 40 * g.layers * g.hidden
+    if config.model_type in ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "phi3", "deepseek_v2"):
+        assert resident == sum(p.numel() for p in parameters.values())
 
 
 @pytest.mark.parametrize(

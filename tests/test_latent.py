@@ -196,8 +196,7 @@ def test_bytes_are_those_of_the_geometry():
 
 def test_decoder_streams_the_weights_that_the_geometry_counts():
     g = tiny(q_lora_rank=20)
-    norms = sum(p.nbytes for p in Decoder(g, device="meta").parameters() if p.dim() == 1)
-    assert Decoder(g, device="meta").weight_bytes - norms == weight_bytes(g, torch.float32)
+    assert Decoder(g, device="meta").weight_bytes == weight_bytes(g, torch.float32)
 
 
 @torch.inference_mode()

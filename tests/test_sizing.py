@@ -55,6 +55,30 @@ def test_a_slice_of_nothing():
         sizing.slice_of(geometry.get("Llama-3.1-405B"), int(8e9))
 
 
+@pytest.mark.parametrize("name", geometry.catalogue())
+def test_every_model_can_be_sliced_and_keeps_its_proportions(name):
+    whole = geometry.get(name)
+    free = int(0.6 * sizing.model_bytes(whole, 1000) + 2 * sizing.SPARE_BYTES)
+    cut = sizing.slice_of(whole, free, context=1000)
+    fits = sizing.usable_bytes(free)
+    assert sizing.model_bytes(cut.part, 1000) <= fits and cut.half.layers == cut.part.layers // 2
+    assert cut.part.layers == whole.layers or sizing.model_bytes(sizing._cut(whole, cut.part.layers + 1), 1000) > fits
+    for part in (cut.part, cut.half):
+        scale = part.layers / whole.layers
+        assert abs(part.sliding_layers - scale * whole.sliding_layers) <= 0.5
+        if whole.moe:
+            assert abs(part.moe.dense_layers - scale * whole.moe.dense_layers) <= 0.5
+    all_of_it = sizing._cut(whole, whole.layers)
+    assert all_of_it.replace(name=name) == whole
+
+
+def test_a_mixture_of_experts_fits_only_with_all_its_experts():
+    mixtral = geometry.get("Mixtral-8x7B-v0.1")
+    assert sizing.model_bytes(mixtral, 0) == pytest.approx(93.4e9, rel=1e-3)
+    with pytest.raises(sizing.NothingFits, match="Mixtral.*needs 93"):
+        sizing.fitting([mixtral], int(80e9), context=0)
+
+
 def test_out_of_memory_steps_down(capsys):
     def build(size):
         if size > 3:

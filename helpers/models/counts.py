@@ -55,18 +55,46 @@ def kv_bytes(
     return sum(t.nbytes for t in kv_tensors(geometry, tokens, batch, dtype, windowed=windowed))
 
 
-@functools.lru_cache(maxsize=256)  # a Decoder, even without bytes, takes a tenth of a second to build
 def weight_bytes(geometry: Geometry, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of weights that one batch-1 decode step streams.
+    """Bytes of weights that one batch-1 decode step streams; what has to lie in memory is `resident_bytes`.
 
     The input embedding is not among them (a step reads one row of it) unless it is tied to the output head,
     which is read whole, once. Of a mixture of experts, the router and the experts of one token count; a
-    larger batch touches more experts. Dense models are counted on a Decoder on the "meta" device, the others
-    matrix by matrix.
+    larger batch touches more experts.
     """
-    if geometry.mla or geometry.moe or not geometry.gated_mlp:
-        return sum(matrix.nbytes for matrix in _step_matrices(geometry, dtype))
-    return Decoder(geometry, dtype=dtype, device="meta").weight_bytes
+    return _weights(geometry, dtype, geometry.moe.per_token if geometry.moe else 0)
+
+
+def resident_bytes(geometry: Geometry, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of all weights of a model: every expert, and the input embedding, once where it is also the head."""
+    weights = _weights(geometry, dtype, geometry.moe.experts if geometry.moe else 0)
+    if geometry.tied_embeddings:
+        return weights
+    return weights + torch.empty(geometry.vocab, geometry.hidden, dtype=dtype, device="meta").nbytes
+
+
+@functools.lru_cache(maxsize=512)
+def _weights(geometry: Geometry, dtype: torch.dtype, experts: int) -> int:
+    """Bytes of a model with that many routed experts in each layer that has any, without an untied input embedding.
+
+    Counted on a Decoder on the "meta" device, norms and biases included. It runs gated, dense layers, all alike, so two
+    of them tell of any number; what an older MLP lacks and what experts add is counted on the matrices themselves.
+    """
+    g, moe = geometry, geometry.moe
+    dense = g.replace(moe=None, gated_mlp=True, sliding_window=None, sliding_layers=0)
+    one, two = (Decoder(dense.replace(layers=n), dtype=dtype, device="meta").weight_bytes for n in (1, 2))
+    total = one + (g.layers - 1) * (two - one)
+
+    def nbytes(shapes):
+        return sum(torch.empty(shape, dtype=dtype, device="meta").nbytes for shape in shapes)
+
+    gated = nbytes(_mlp(dense, g.intermediate))
+    with_experts = g.layers - moe.dense_layers if moe else 0
+    total += (g.layers - with_experts) * (nbytes(_mlp(g, g.intermediate)) - gated)
+    if moe:
+        expert = nbytes(_mlp(g, moe.expert_intermediate))
+        total += with_experts * (nbytes([(moe.experts, g.hidden)]) + (experts + moe.shared) * expert - gated)
+    return total
 
 
 def decode_flops(geometry: Geometry, context: int, batch: int = 1) -> int:
@@ -138,16 +166,18 @@ def _step_matrices(geometry: Geometry, dtype: torch.dtype) -> list[torch.Tensor]
         query, key = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
         attention = [(query, g.hidden), (key, g.hidden), (key, g.hidden), (g.hidden, query)]
 
-    def mlp(width):
-        return [(width, g.hidden)] * (2 if g.gated_mlp else 1) + [(g.hidden, width)]
-
     dense_layers = moe.dense_layers if moe else g.layers
-    shapes = g.layers * attention + dense_layers * mlp(g.intermediate)
+    shapes = g.layers * attention + dense_layers * _mlp(g, g.intermediate)
     if moe:
-        experts = (moe.per_token + moe.shared) * mlp(moe.expert_intermediate)
+        experts = (moe.per_token + moe.shared) * _mlp(g, moe.expert_intermediate)
         shapes += (g.layers - dense_layers) * ([(moe.experts, g.hidden)] + experts)
     shapes.append((g.vocab, g.hidden))
     return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+
+def _mlp(g: Geometry, width: int) -> list[tuple[int, int]]:
+    """Shapes [out, in] of an MLP of that width."""
+    return [(width, g.hidden)] * (2 if g.gated_mlp else 1) + [(g.hidden, width)]
 
 
 def _tokens_seen(geometry: Geometry, layer: int, tokens: int) -> int:

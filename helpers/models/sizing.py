@@ -5,6 +5,7 @@ Llama-3.1-8B where that fits, else on the 3B or 1B of the same family; a model f
 of its layers.
 """
 
+import bisect
 import dataclasses
 import gc
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +27,8 @@ class NothingFits(MemoryError):
 
 
 def model_bytes(geometry: Geometry, context: int, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of a decoder and a full cache of `context` tokens: weights, the whole input embedding, keys, values."""
-    weights = counts.weight_bytes(geometry, dtype)
-    if not geometry.tied_embeddings:
-        weights += torch.empty(geometry.vocab, geometry.hidden, dtype=dtype, device="meta").nbytes
-    return weights + counts.kv_bytes(geometry, context, batch, dtype)
+    """Bytes that lie in memory: all weights, every expert among them, and a full cache of `context` tokens."""
+    return counts.resident_bytes(geometry, dtype) + counts.kv_bytes(geometry, context, batch, dtype)
 
 
 def usable_bytes(free_bytes: int) -> int:
@@ -69,7 +67,8 @@ class Slice:
     """A model too large for the device, cut down to `part.layers` of its `whole.layers` layers.
 
     Timed twice, once with all layers of the slice and once with half of them: the difference is the time of those
-    layers alone, without embedding and head, of which the whole model has one each as well.
+    layers alone, without embedding and head, of which the whole model has one each as well. Where layers differ
+    (windows, dense ones before experts), a slice has each kind in the proportion of the whole, to the nearest layer.
     """
 
     whole: Geometry
@@ -97,15 +96,33 @@ def slice_of(
     Raises:
         NothingFits: fewer than two layers fit.
     """
-    one, two = (model_bytes(whole.replace(layers=layers), context, batch, dtype) for layers in (1, 2))
-    layers = min(whole.layers, 1 + (usable_bytes(free_bytes) - one) // (two - one))
+
+    def needed(layers: int) -> int:
+        return model_bytes(_cut(whole, layers), context, batch, dtype)
+
+    layers = bisect.bisect_right(range(1, whole.layers + 1), usable_bytes(free_bytes), key=needed)
     if layers < 2:
         raise NothingFits(
-            f"two layers of {whole.name} with {context} tokens and a batch of {batch} need {two / 1e9:.1f} GB; "
+            f"two layers of {whole.name} with {context} tokens and a batch of {batch} need {needed(2) / 1e9:.1f} GB; "
             f"{free_bytes / 1e9:.1f} GB are free"
         )
-    part, half = (whole.replace(name=f"{whole.name}, {n} layers", layers=n) for n in (layers, layers // 2))
-    return Slice(whole, part, half)
+    return Slice(whole, _cut(whole, layers), _cut(whole, layers // 2))
+
+
+def _cut(whole: Geometry, layers: int) -> Geometry:
+    """`layers` layers of a model, each kind of layer in its proportion."""
+
+    def share(count: int) -> int:
+        return round(layers * count / whole.layers)
+
+    sliding = share(whole.sliding_layers)
+    return whole.replace(
+        name=f"{whole.name}, {layers} layers",
+        layers=layers,
+        sliding_layers=sliding,
+        sliding_window=whole.sliding_window if sliding else None,
+        moe=whole.moe and dataclasses.replace(whole.moe, dense_layers=share(whole.moe.dense_layers)),
+    )
 
 
 def first_that_fits(candidates: Iterable, build: Callable):
