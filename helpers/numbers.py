@@ -1,4 +1,5 @@
-"""How the course writes a number: digits that can be trusted, and the prefix that suits the unit."""
+"""How the course writes a number, digits that can be trusted and the prefix that suits the unit, and how it checks one
+that a caller gives."""
 
 import math
 
@@ -20,3 +21,11 @@ def prefixed(value: float, unit: str, digits: int = 3) -> str:
     rounded = abs(float(f"{value:.{digits}g}"))
     prefix, size = next((pair for pair in fitting if rounded >= pair[1]), fitting[-1])
     return f"{pretty(value / size, digits)} {prefix}{unit}"
+
+
+def check_int(who: str, name: str, value, minimum: int) -> None:
+    """Raise TypeError or ValueError that names the field unless `value` is a whole number from `minimum` on."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{who}: {name} must be an int, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{who}: {name}={value} must be at least {minimum}")

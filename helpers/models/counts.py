@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.models.decoder import Decoder
-from helpers.models.geometry import Geometry, check_int
+from helpers.models.geometry import Geometry
+from helpers.numbers import check_int
 
 
 def kv_tensors(

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Mapping
 
 from helpers import data
+from helpers.numbers import check_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +159,3 @@ def _from_row(row: Mapping) -> Geometry:
         source=row["sources"][0]["source"],
         **{key: value for key, value in row.items() if key in fields},
     )
-
-
-def check_int(who: str, name: str, value, minimum: int) -> None:
-    """Raise TypeError or ValueError that names the field unless `value` is a whole number from `minimum` on."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{who}: {name} must be an int, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{who}: {name}={value} must be at least {minimum}")
