@@ -65,7 +65,8 @@ def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
         points = {e.id: "" if e.points is None else f"{e.points:g}" for e in r.exercises}
         score = ["", ""] if r.problem else [f"{r.points:g}", f"{r.max_points:g}"]
         status = HUMAN if r.problem else GRADED
-        rows.append([r.student, r.unit, *score, status, r.problem, *(points.get(e, "") for e in exercises)])
+        note = r.problem or "; ".join(r.notes)
+        rows.append([r.student, r.unit, *score, status, note, *(points.get(e, "") for e in exercises)])
     rows += [[student, unit, "", "", ABSENT, "", *("" for _ in exercises)] for student, unit in absent]
     # A spreadsheet would run a cell that begins with one of these as a formula.
     writer.writerows([["'" + c if c[:1] in ("=", "+", "-", "@") else c for c in row] for row in sorted(rows)])
@@ -82,10 +83,11 @@ def grade(
         raise CourseError(f"{folder} holds no notebook of {', '.join(u.name for u in units)}")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    hidden = [folder, *(root / name for name in sandbox.HIDDEN_IN_PROJECT)]
-    extra = sandbox.settings(output, sockets, hidden) if sandboxed else sandbox.ipc(sockets)
+    extra = sandbox.settings(output, sockets, [folder]) if sandboxed else sandbox.ipc(sockets)
     with sandbox.use(sockets):
         course = Grader(output, used, extra)
+        for unit in used:
+            course.prove(unit)
         results, absent, ids = [], [], _ids({student for student, *_ in handed_in})
         for student, unit, notebook, wrong in handed_in:
             if unit not in used:

@@ -1,17 +1,19 @@
 """Run a grading kernel where a stranger's program can do no harm: bubblewrap, nothing secret to read, no network.
 
-The kernel sees the machine read-only. Home directories, temporary folders, sockets of services, the course's solutions
-and the other submissions are empty to it; it talks to nbgrader over sockets in one folder and dies with it.
+The kernel sees the system's programs, Python with its packages, `helpers/` and the course's downloads, all read-only,
+and nothing else of the machine. What it can write is memory of limited size and the folder of its sockets, over which
+it talks to nbgrader; it dies with it.
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from traitlets.config import Config
@@ -19,8 +21,33 @@ from traitlets.config import Config
 from helpers.paths import cache_dir
 from tools.units import ROOT, CourseError
 
-HIDDEN_IN_PROJECT = (".git", "build", "solutions", "submissions", "tests", "work")
 KEPT_VARIABLES = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+# What the dynamic linker, time zones and thread pools read besides /usr.
+SYSTEM = (
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/nix/store",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+)
+MB = 1 << 20
+TEMPORARY_BYTES = 256 * MB  # each of home, /tmp and shared memory
+
+# Kernels are started through this, so that limits hold from the first line on. Memory is counted as what a process
+# writes to (RLIMIT_DATA): torch reserves far more addresses than it uses.
+LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_DATA": 8192 * MB, "RLIMIT_FSIZE": 256 * MB, "RLIMIT_NPROC": 1024}
+LAUNCH = f"""
+import resource, runpy
+for name, value in {LIMITS}.items():
+    kind = getattr(resource, name)
+    most = resource.getrlimit(kind)[1]
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    resource.setrlimit(kind, (value, value))
+runpy.run_module("ipykernel_launcher", run_name="__main__")
+"""
 
 
 def problem(bubblewrap: str = "bwrap") -> str:
@@ -28,30 +55,37 @@ def problem(bubblewrap: str = "bwrap") -> str:
     found = shutil.which(bubblewrap)
     if not found:
         return "bubblewrap is not installed (Debian, Ubuntu: apt install bubblewrap; it exists for Linux only)"
-    trial = [found, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "true"]
-    outcome = subprocess.run(trial, capture_output=True, text=True)
-    if outcome.returncode:
-        said = outcome.stderr.strip() or f"exit status {outcome.returncode}"
+    said = _trial([found, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "true"])
+    if said:
         return (
             f"bubblewrap cannot make a sandbox here: {said}. In a container it needs the right to create user "
             "namespaces; on Ubuntu 24.04 see the AppArmor setting kernel.apparmor_restrict_unprivileged_userns"
         )
-    return ""
+    with tempfile.TemporaryDirectory(prefix="g-") as folder:
+        inside = [*_walls(Path(folder), [], found), sys.executable, "-c", "import ipykernel, helpers"]
+        said = _trial(inside)
+    return f"Python does not start in the sandbox: {said}" if said else ""
 
 
-def settings(course: Path, sockets: Path, hidden: list[Path], bubblewrap: str = "bwrap") -> Config:
+def _trial(command: list[str]) -> str:
+    outcome = subprocess.run(command, capture_output=True, text=True)
+    lines = outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"]
+    return lines[-1] if outcome.returncode else ""
+
+
+def settings(course: Path, sockets: Path, hidden: Iterable[Path], bubblewrap: str = "bwrap") -> Config:
     """nbgrader settings that start every kernel in the sandbox; grade with them inside `use`.
 
-    `course` and each of `hidden` look empty inside. `sockets` is a short, existing folder for the kernel's sockets.
-    Raises `CourseError` where there is no sandbox to be had.
+    `course` and each of `hidden` look empty inside, wherever they lie. `sockets` is a short, existing folder for the
+    kernel's sockets. Ask `problem` first. Raises `CourseError` when its path is too long.
     """
-    reason = problem(bubblewrap)
-    if reason:
-        raise CourseError(reason)
-    for name in ("kernels/python3", "run", "home"):
+    for name in ("kernels/python3", "run"):
         (sockets / name).mkdir(parents=True, exist_ok=True)
+    run = sockets / "run"
+    walls = _walls(run, [course, *hidden], bubblewrap)
+    kernel = [sys.executable, "-c", LAUNCH, "--IPKernelApp.log_level=50", "-f", "{connection_file}"]
     spec = {
-        "argv": [*_command(course, sockets, hidden, bubblewrap), "-f", "{connection_file}"],
+        "argv": [*walls, *kernel],
         "display_name": "Python 3 (sandboxed)",
         "interrupt_mode": "message",
         "language": "python",
@@ -95,37 +129,56 @@ def use(sockets: Path) -> Iterator[None]:
             os.environ["JUPYTER_PATH"] = before[0]
 
 
-def _command(course: Path, sockets: Path, hidden: list[Path], bubblewrap: str) -> list[str]:
-    home = str(sockets / "home")
+def _walls(writable: Path, hidden: Iterable[Path], bubblewrap: str) -> list[str]:
+    """bubblewrap's command up to the program: an empty machine, and bound into it what Python needs."""
     command = [bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    command += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    masks = [Path(p) for p in ("/home", "/root", "/tmp", "/var/tmp", "/run", "/mnt", "/media", "/srv")]
-    masks.append(Path.home())
-    for mask in masks:
-        if mask.is_dir() and not mask.is_symlink():
-            command += ["--tmpfs", str(mask)]
-    # Python, the packages and helpers/ may lie below what was just hidden.
-    needed = {Path(sys.base_prefix).resolve(), Path(sys.prefix).absolute(), Path(sys.executable).absolute().parent}
-    for folder in sorted(needed | {ROOT}):
-        command += ["--ro-bind", str(folder), str(folder)]
-    cache = cache_dir()
-    if cache.is_dir():
-        command += ["--ro-bind", str(cache), str(cache)]
-    private = [ROOT / name for name in HIDDEN_IN_PROJECT] + [course, *hidden]
-    for mask in sorted({p.resolve() for p in private if p.is_dir()}):
-        command += ["--tmpfs", str(mask)]
-    command += ["--bind", str(sockets / "run"), str(sockets / "run"), "--tmpfs", home, "--chdir", home]
+    if "--disable-userns" in _options(bubblewrap):
+        command += ["--unshare-user", "--disable-userns"]
+    command += ["--ro-bind", "/usr", "/usr"]
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            command += ["--ro-bind", str(path), str(path)]
+    sized = ["--size", str(TEMPORARY_BYTES)] if "--size" in _options(bubblewrap) else []
+    command += ["--dev", "/dev", *sized, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--proc", "/proc"]
+    for path in ("/tmp", "/home/learner"):
+        command += [*sized, "--tmpfs", path]
+    bound = _bound()
+    for path in sorted(bound):
+        # Under its own name, link or not: an environment that is a link is looked for under both.
+        command += ["--ro-bind", str(path.resolve()), str(path)]
+    for path in sorted({p.resolve() for p in hidden}):
+        if path.is_dir() and any(path.is_relative_to(seen.resolve()) for seen in bound):
+            command += ["--tmpfs", str(path)]
+    command += ["--bind", str(writable), str(writable), "--remount-ro", "/", "--chdir", "/home/learner"]
+    home = "/home/learner"
     variables = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}
     variables |= {
-        "COURSE_CACHE": str(cache),
+        "COURSE_CACHE": str(cache_dir()),
         "COURSE_HOME": f"{home}/.course",
         "HOME": home,
+        "IPYTHONDIR": f"{home}/.ipython",
         "MPLCONFIGDIR": f"{home}/.matplotlib",
         "NUMBA_CACHE_DIR": f"{home}/.numba",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": str(ROOT),
+        "USER": "learner",
     }
     for name, value in sorted(variables.items()):
         command += ["--setenv", name, value]
-    return [*command, sys.executable, "-m", "ipykernel_launcher", "--IPKernelApp.log_level=50"]
+    return command
+
+
+def _bound() -> set[Path]:
+    python = (sys.base_prefix, sys.base_exec_prefix, sys.prefix, Path(sys.executable).parent)
+    wanted = {Path(p).absolute() for p in (*python, *SYSTEM, ROOT / "helpers", cache_dir())}
+    wanted |= {p.resolve() for p in wanted if not str(p).startswith("/etc/")}
+    wanted = {p for p in wanted if p.exists() and not p.is_relative_to("/usr") and p != Path("/")}
+    return {p for p in wanted if not any(p != above and p.is_relative_to(above) for above in wanted)}
+
+
+@functools.cache
+def _options(bubblewrap: str) -> str:
+    return subprocess.run([bubblewrap, "--help"], capture_output=True, text=True).stdout
