@@ -52,6 +52,10 @@ def claim(mha=1.537, gqa=1.068, batch_mha=3.93, batch_gqa=31.4):
     )
 
 
+def machine(rate=3.698, count=6):
+    return f'machine = {{"read rate": {rate}, "H100s to hold it": {count}}}'
+
+
 WRONG = {
     "02.1": [
         ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "forgot V"),
@@ -153,6 +157,23 @@ WRONG = {
         (claim(batch_gqa=2 * 139.0e9 / (30_000 * 327_680)), "out of the start"),
         (claim(batch_gqa=2 * 139.0e9 / (29_000 * 327_680)), "tripled whole"),
         (claim(batch_mha=139.0e9 / (30_000 * 2_621_440)), "doubles TPOT"),
+        (claim(gqa=1.0707), "as well as the weights"),
+        (claim(mha=1.566), "as well as the weights"),
+        (claim(gqa=1.06), "too low"),  # a growth of 6 % where 6.8 are right
+        (claim(gqa=1.079), "too high"),  # of 7.8 %
+        (claim(gqa=1.058), "too low"),
+    ],
+    "02.9": [
+        (machine(rate="(139.0e9 + 30_000 * 327_680) / 0.120 / 1e12"), "reads all 31"),
+        (machine(rate="31 * 30_000 * 327_680 / 0.120 / 1e12"), "left the weights out"),
+        (machine(rate="139.0e9 / 0.120 / 1e12"), "left the caches out"),
+        (machine(rate="31 * (139.0e9 + 30_000 * 327_680) / 0.120 / 1e12"), "once for all"),
+        (machine(rate=11.09), "divided by 40 ms"),
+        (machine(rate=3_698), "TB/s"),
+        (machine(count=5.57), "round up"),
+        (machine(count=5), "round up"),
+        (machine(count=2), "left the caches out"),
+        (machine(count=4), "left the weights out"),
     ],
 }
 
@@ -160,9 +181,10 @@ RIGHT = {
     "02.1": [
         RIGHT_SIX,
         "kv_bytes_of = {name: np.float64(value) for name, value in kv_bytes_of.items()}",
+        "kv_bytes_of = {name: value + 1e-4 for name, value in reversed(kv_bytes_of.items())}",
         "from helpers.models.counts import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
     ],
-    "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0")],
+    "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0"), equal(24_960, 115_600)],
     "02.3": ["largest_batch = 14.0", "largest_batch = (24e9 - 16.06e9) // (4_096 * 131_072)"],
     "02.4": [
         kv("sum(2 * g.kv_heads * g.head_dim * bytes_per_element for _ in range(g.layers))"),
@@ -185,5 +207,12 @@ RIGHT = {
         read("1 / (slope / kv_bytes_per_token / batch)"),
         read("np.float64(batch * kv_bytes_per_token / slope)", result="np.array([bandwidth, overhead])"),
     ],
-    "02.8": [claim(), claim(1.54, 1.07, 4, 31)],
+    "02.8": [
+        claim(),
+        claim(1.54, 1.07, 4, 31),
+        # with the input embedding, of which a step reads one row
+        claim("(141.1e9 + 7.864e10) / (141.1e9 + 2.621e9)", "(141.1e9 + 9.83e9) / (141.1e9 + 3.277e8)"),
+        "incident = dict(reversed(incident.items()))",
+    ],
+    "02.9": [machine(), machine(3.7, "np.float64(6)"), machine("3.73", 6.0)],
 }
