@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from tools import picture
 READ = 5e10  # bytes a second
 
 
-def example(ids=("decode-batch-1", "decode-batch-4")) -> dict:
+def example(ids=("decode-batch-1", "decode-batch-4"), notes=()) -> recordings.Recording:
     recording = recordings.new("pretend", "Pretend CPU, 2 threads", "cpu", {"read_bytes_per_second": READ}, {})
-    recording["recorded_at"] = "2026-01-31 12:00+00:00"
+    recording = replace(recording, recorded_at="2026-01-31 12:00+00:00", notes=list(notes))
     for name in ids:
         batch = int(name[-1])
         points = [recordings.point(x, Timing((1e-6 * x * batch,) * 20), 20_000 * x * batch) for x in (16, 4096, 8192)]
-        recording["series"].append(recordings.series(name, name, points, model="tiny", batch=batch))
+        recording.series.append(recordings.series(name, name, points, model="tiny", batch=batch))
     return recording
 
 
@@ -34,7 +36,7 @@ def test_the_picture_says_where_and_when_it_was_measured():
     assert "Pretend CPU, 2 threads, 2026-01-31" in figure.get_supxlabel()
     assert "50 GB/s" in figure.get_supxlabel()
     plt.close(figure)
-    assert "while it was busy" in picture.caption(example() | {"notes": ["batch 1, 16 tokens: busy"]})
+    assert "while it was busy" in picture.caption(example(notes=["batch 1, 16 tokens: busy"]))
 
 
 def test_one_recording_gives_one_file(tmp_path):

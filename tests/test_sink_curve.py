@@ -1,11 +1,13 @@
 """What unit 04 measures and ships, on a small decoder and on the real model."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from helpers.caches import FullCache, SinkCache
+from helpers.clock import recordings
 from helpers.models import pretrained, text
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry
@@ -65,6 +67,18 @@ def test_recording_in_the_order_of_the_lesson(recorded):
         assert abs(four.loss - one.loss) < 0.02  # more sinks add next to nothing in this model
     four = [at[4, w].loss for w in sorted(w for s, w in at if s == 4)]
     assert four == sorted(four, reverse=True), "a larger window should never be worse here"
+
+
+def test_what_is_recorded_is_what_is_read(recorded, monkeypatch, tmp_path):
+    series = sink_curve.to_series(recorded, model="m", dtype="float32", text="a text")
+    new = recordings.new("sink-curve", "Pretend CPU", "cpu", {}, {"torch": "2.13.0"})
+    recordings.save(replace(new, series=series), tmp_path)
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    again, conditions = sink_curve.recorded()
+    assert sorted(again[1:], key=lambda p: (p.sinks, p.window)) == sorted(
+        recorded[1:], key=lambda p: (p.sinks, p.window)
+    )
+    assert again[0] == recorded[0] and "a text" in conditions and "Pretend CPU" in conditions
 
 
 def test_recording_is_of_the_whole_text():

@@ -126,7 +126,7 @@ class Check:
             f"{recordings.slug(card.name)}-gpu-check", card.name, device.type, asdict(card), versions, machine
         )
         self.copy_bytes_per_second = self._copy_rate()
-        self.recording["card"]["copy_bytes_per_second"] = self.copy_bytes_per_second
+        self.recording.card["copy_bytes_per_second"] = self.copy_bytes_per_second
         print(f"A copy moves {self.copy_bytes_per_second / 1e9:,.0f} GB/s, bytes read and written counted.")
 
     def section(self, title: str, run: Callable[[], None]) -> None:
@@ -160,11 +160,11 @@ class Check:
             steps, self.plan.seconds_per_point * len(steps), self.plan.samples, progress=False, floors=floors
         )
         points = [recordings.point(key, timed, bytes_of(key)) for key, timed in timings.items()]
-        known = {one["id"]: one for one in self.recording["series"]}
+        known = {one.id: one for one in self.recording.series}
         if id in known:  # a curve whose points could not be on the device together
-            known[id]["points"] += points
+            known[id].points.extend(points)
         else:
-            self.recording["series"].append(recordings.series(id, title, points, x, unit, **conditions))
+            self.recording.series.append(recordings.series(id, title, points, x, unit, **conditions))
         print(title)
         for key, timed in timings.items():
             rate = bytes_of(key) / timed.median
@@ -181,7 +181,7 @@ class Check:
         """Record a comparison with float64 and complain if it is off."""
         good = error <= tolerance
         print(f"  {'ok ' if good else 'OFF'} {name:<58} {error:9.2e}  (at most {tolerance:.0e})")
-        self.recording["checks"].append({"name": name, "error": min(error, 1e30), "tolerance": tolerance})
+        self.recording.checks.append(recordings.Comparison(name, min(error, 1e30), tolerance))
         if not good:
             self.failures.append(f"{name}: error {error:.2e} is above {tolerance:.0e}")
 
@@ -202,7 +202,7 @@ class Check:
 
     def note(self, text: str) -> None:
         print(f"note: {text}")
-        self.recording["notes"].append(text)
+        self.recording.notes.append(text)
 
 
 def round_up(tokens: int) -> int:
@@ -515,14 +515,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.toy:
         check = run(TOY, torch.device("cpu"))
-        check.recording["notes"].append("a rehearsal in Triton's interpreter: its times mean nothing")
+        check.recording.notes.append("a rehearsal in Triton's interpreter: its times mean nothing")
     elif torch.cuda.is_available():
         check = run(REAL, torch.device("cuda"))
     else:
         print("There is no CUDA device here. `python -m tools.gpu_check --toy` rehearses the check without one.")
         return 2
     print(f"\nWritten to {recordings.save(check.recording, options.out)}")
-    print(f"{(time.perf_counter() - check.started) / 60:.1f} minutes, {len(check.recording['checks'])} comparisons")
+    print(f"{(time.perf_counter() - check.started) / 60:.1f} minutes, {len(check.recording.checks)} comparisons")
     for failure in check.failures:
         print(f"FAILED {failure}")
     return 1 if check.failures else 0

@@ -26,41 +26,41 @@ from tools.units import ROOT
 PICTURE = ROOT / "docs" / "images" / "tpot.png"
 
 
-def draw(recording: dict) -> Figure:
+def draw(recording: recordings.Recording) -> Figure:
     """The decode curves of `recording` over the line that its bytes and its device card predict.
 
     Raises `LookupError` when it holds no decode sweep.
     """
-    sweeps = [one for one in recording["series"] if one["id"].startswith("decode-batch-")]
+    sweeps = [one for one in recording.series if one.id.startswith("decode-batch-")]
     if not sweeps:
-        raise LookupError(f"{recording['name']} holds no series decode-batch-…; `python -m tools.record` writes them")
+        raise LookupError(f"{recording.name} holds no series decode-batch-…; `python -m tools.record` writes them")
     plots.use()
-    read = recording["card"]["read_bytes_per_second"]
+    read = recording.card["read_bytes_per_second"]
     figure, ax = plt.subplots(figsize=(7.6, 4.4))
     for number, one in enumerate(sweeps):
-        x, median, spread = recordings.curve(recording, one["id"])
+        x, median, spread = recordings.curve(recording, one.id)
         plots.prediction(
             ax, x,
-            [1e3 * point["bytes"] / read for point in one["points"]],
+            [1e3 * point.bytes / read for point in one.points],
             [1e3 * seconds for seconds in median],
             [1e3 * seconds for seconds in spread],
             xlabel="context (tokens in the session)",
             ylabel="time per output token (ms)",
-            label=f"batch {one['conditions']['batch']}",
-            title=f"{one['conditions']['model']}: every token of history makes the next one slower",
+            label=f"batch {one.conditions['batch']}",
+            title=f"{one.conditions['model']}: every token of history makes the next one slower",
             series=number,
         )  # fmt: skip
     figure.supxlabel(caption(recording), fontsize=8.5, color=plots.GREY)
     return figure
 
 
-def caption(recording: dict) -> str:
+def caption(recording: recordings.Recording) -> str:
     """Where and when it was measured, and what the dashed lines are."""
-    when = datetime.fromisoformat(recording["recorded_at"]).date()
-    read = recording["card"]["read_bytes_per_second"] / 1e9
-    busy = " while it was busy" * any("busy" in note for note in recording["notes"])
+    when = datetime.fromisoformat(recording.recorded_at).date()
+    read = recording.card["read_bytes_per_second"] / 1e9
+    busy = " while it was busy" * any("busy" in note for note in recording.notes)
     return (
-        f"Measured on {recording['machine']['device']}{busy}, {when}.\n"
+        f"Measured on {recording.device}{busy}, {when}.\n"
         f"Dashed: bytes of weights and KV cache ÷ {read:.0f} GB/s, this machine's read bandwidth."
     )
 

@@ -32,7 +32,7 @@ def record(
     budget: str,
     card: devices.DeviceCard,
     name: str,
-) -> dict:
+) -> recordings.Recording:
     """A recording of decode steps of `shape`, float32, over all `contexts` and BATCHES, measured in turns."""
     decoder = Decoder(shape, torch.float32, device)
     engines = {batch: (decoder, FullCache(shape, max(contexts) + 1, batch, torch.float32, device)) for batch in BATCHES}
@@ -49,26 +49,26 @@ def record(
             cache.rewind(context + 1)
             points.append(recordings.point(context, timed, decoder.weight_bytes + cache.step_bytes()))
             if timed.verdict != "ok":
-                recording["notes"].append(f"batch {batch}, {context} tokens: {timed.verdict}")
+                recording.notes.append(f"batch {batch}, {context} tokens: {timed.verdict}")
         title = f"{shape.name}, float32, batch {batch}"
         conditions = {"model": shape.name, "dtype": "float32", "batch": batch, "weights": "synthetic", "cache": "full"}
-        recording["series"].append(recordings.series(f"decode-batch-{batch}", title, points, **conditions))
+        recording.series.append(recordings.series(f"decode-batch-{batch}", title, points, **conditions))
     return recording
 
 
-def show(recording: dict) -> None:
+def show(recording: recordings.Recording) -> None:
     """Print the curves as a table: time, and the share of the card's read bandwidth that it amounts to."""
-    read = recording["card"]["read_bytes_per_second"]
-    for one in recording["series"]:
-        print(one["title"])
-        for each in one["points"]:
-            median, spread = (timing.pretty_seconds(each[key]) for key in ("median_seconds", "spread_seconds"))
-            rate = each["bytes"] / each["median_seconds"]
+    read = recording.card["read_bytes_per_second"]
+    for one in recording.series:
+        print(one.title)
+        for each in one.points:
+            median, spread = timing.pretty_seconds(each.y), timing.pretty_seconds(each.spread)
+            rate = each.bytes / each.y
             print(
-                f"  {each['x']:>8,} {one['x_unit']}  {median:>10} ± {spread:<9}  {rate / 1e9:7.1f} GB/s, "
+                f"  {each.x:>8,} {one.x_unit}  {median:>10} ± {spread:<9}  {rate / 1e9:7.1f} GB/s, "
                 f"{rate / read:.0%} of what is read without a model"
             )
-    for note in recording["notes"]:
+    for note in recording.notes:
         print(f"note: {note}")
 
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = options.name or recordings.slug(card.name)
     recording = record(device, geometry.get(MODEL), sweeps.CONTEXTS, options.budget, card, name)
     if card.busy:
-        recording["notes"].append("the machine was busy while the card was measured")
+        recording.notes.append("the machine was busy while the card was measured")
     show(recording)
     print(f"Written to {recordings.save(recording, options.out)}")
     return 0

@@ -1,17 +1,10 @@
-"""Recordings: what `python -m tools.record` and `tools.gpu_check` measured on a named machine, as JSON.
+"""Recordings: what the course's tools measured on a named machine, as JSON files in one format.
 
-A learner's own curve can be drawn beside any of them. A recording is a measurement, so none is written by hand:
-machines that nobody ran the tools on have none.
+`python -m tools.record` and `tools.gpu_check` write times of steps, `python -m helpers.quality.sink_curve` losses. A
+learner's own curve can be drawn beside any of them. A recording is a measurement, so none is written by hand: machines
+that nobody ran the tools on have none.
 
-    {"format": 1, "name": "…", "recorded_at": "2026-01-31 12:00+00:00",
-     "machine": {"device": "…", "type": "cpu", …}, "versions": {"torch": "…", …},
-     "card": {"read_bytes_per_second": …, …},
-     "series": [{"id": "decode-batch-1", "title": "…", "x": "context", "x_unit": "tokens", "conditions": {…},
-                 "points": [{"x": 16, "median_seconds": …, "spread_seconds": …, "samples": 20, "bytes": …}, …]}, …],
-     "checks": [{"name": "…", "error": …, "tolerance": …}, …],
-     "notes": ["…", …]}
-
-`spread_seconds` is the half-width of a 95 % interval of the median, `bytes` what one step streams.
+A file holds the fields of `Recording`, and in them those of `Series`, `Point` and `Comparison`.
 """
 
 import json
@@ -20,20 +13,120 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
-REQUIRED = {
-    "format": int, "name": str, "recorded_at": str, "machine": dict, "versions": dict, "card": dict, "series": list,
-    "checks": list, "notes": list,
-}  # fmt: skip
-POINT = ("x", "median_seconds", "spread_seconds", "samples", "bytes")
 
 
 class BadRecording(ValueError):
     """Something in a recording is missing or cannot be; the message says what and where."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured value.
+
+    y        of what the series measures, in its unit: of times the median
+    spread   half-width of a 95 % interval of the median, or what the series says
+    samples  how many it was taken from
+    bytes    what one step streams; None where nothing is streamed
+    """
+
+    x: float
+    y: float
+    spread: float
+    samples: int
+    bytes: int | None = None
+
+    def __post_init__(self):
+        for name in ("x", "y", "spread", "samples") + ("bytes",) * (self.bytes is not None):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                raise BadRecording(f"{name} must be a number, not {value!r}")
+        if self.spread < 0 or self.samples < 1 or (self.bytes or 0) < 0:
+            raise BadRecording(f"a spread or a count that cannot be: {self}")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: `points` of `y` over `x`, and the conditions under which it was measured (model, batch, dtype, …)."""
+
+    id: str
+    title: str
+    points: list[Point]
+    conditions: dict
+    x: str = "context"
+    x_unit: str = "tokens"
+    y: str = "time of a step"
+    y_unit: str = "s"
+
+    def __post_init__(self):
+        if self.y_unit == "s" and any(point.y <= 0 for point in self.points):
+            raise BadRecording(f"series {self.id!r}: a time that cannot be, in {[point.y for point in self.points]}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A kernel against the reference: the largest relative error, and what is tolerated."""
+
+    name: str
+    error: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was measured on one machine at one time.
+
+    name         also its file's
+    recorded_at  ISO date and time
+    machine      "device" as its maker calls it, "type" ("cpu", "cuda", "mps") and more facts
+    versions     of what the numbers depend on, by package
+    card         the fields of a device card; empty where no time was taken
+    notes        what went differently from what was planned
+    """
+
+    name: str
+    recorded_at: str
+    machine: dict
+    versions: dict
+    card: dict
+    series: list[Series] = field(default_factory=list)
+    checks: list[Comparison] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    format: int = FORMAT
+
+    def __post_init__(self):
+        if self.format != FORMAT:
+            raise BadRecording(f"format {self.format} is not {FORMAT}: record again with this version of the course")
+        try:
+            datetime.fromisoformat(self.recorded_at)
+        except (ValueError, TypeError):
+            raise BadRecording(f"recorded_at is no date: {self.recorded_at!r}") from None
+        for key in ("device", "type"):
+            if not self.machine.get(key):
+                raise BadRecording(f"machine needs {key!r}")
+        timed = any(one.y_unit == "s" for one in self.series)
+        if timed and not self.card.get("read_bytes_per_second", 0) > 0:
+            raise BadRecording("card needs a positive 'read_bytes_per_second'")
+        ids = [one.id for one in self.series]
+        if len(set(ids)) != len(ids):
+            raise BadRecording(f"two series have one id: {ids}")
+
+    @property
+    def device(self) -> str:
+        """What the maker calls the machine."""
+        return self.machine["device"]
+
+    def find(self, id: str) -> Series:
+        """One series. Raises LookupError with the ids there are."""
+        for one in self.series:
+            if one.id == id:
+                return one
+        raise LookupError(f"no series {id!r} in {self.name}; there are: {', '.join(one.id for one in self.series)}")
 
 
 def slug(name: str) -> str:
@@ -46,8 +139,8 @@ def available() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
-def load(name: str | os.PathLike) -> dict:
-    """A recording by its name in `available()`, or by the path of a JSON file; validated.
+def load(name: str | os.PathLike) -> Recording:
+    """A recording by its name in `available()`, or by the path of a JSON file.
 
     Raises:
         LookupError: no such recording; the message lists those there are.
@@ -60,140 +153,85 @@ def load(name: str | os.PathLike) -> dict:
         known = ", ".join(available()) or "none yet: `python -m tools.record` writes one"
         raise LookupError(f"no recording {str(name)!r}; there are: {known}") from None
     try:
-        recording = json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise BadRecording(f"{path.name} is not JSON: {error}") from None
-    return validate(recording)
+    return read(content)
 
 
-def new(name: str, device: str, kind: str, card: Mapping, versions: Mapping, machine: Mapping | None = None) -> dict:
+def read(content: dict) -> Recording:
+    """A recording from what its JSON holds. Raises BadRecording."""
+    if not isinstance(content, dict):
+        raise BadRecording("a recording is a JSON object")
+    if content.get("format") != FORMAT:
+        raise BadRecording(
+            f"format {content.get('format')} is not {FORMAT}: record again with this version of the course"
+        )
+    series = []
+    for row in content.get("series", []):
+        where = f"series {row.get('id')!r}"
+        points = [_make(Point, point, f"{where}, point {i}") for i, point in enumerate(row.get("points", []))]
+        series.append(_make(Series, row | {"points": points}, where))
+    checks = [_make(Comparison, row, "a check") for row in content.get("checks", [])]
+    return _make(Recording, content | {"series": series, "checks": checks}, "a recording")
+
+
+def _make(kind: type, row: dict, where: str):
+    """One dataclass from its fields, every one of them written out."""
+    names = {f.name for f in fields(kind)}
+    if missing := names - set(row):
+        raise BadRecording(f"{where} lacks {', '.join(sorted(missing))}")
+    if unknown := set(row) - names:
+        raise BadRecording(f"{where} has {', '.join(sorted(unknown))}, which this version of the course does not know")
+    try:
+        return kind(**row)
+    except BadRecording as error:
+        raise BadRecording(f"{where}: {error}") from None
+
+
+def new(
+    name: str, device: str, kind: str, card: Mapping, versions: Mapping, machine: Mapping | None = None
+) -> Recording:
     """An empty recording of this machine, now.
 
     Args:
         name: of the recording, used as its file name.
         device: what its maker calls it; `kind` is "cpu", "cuda" or "mps".
-        card: the fields of a device card.
+        card: the fields of a device card; empty where no time is taken.
         versions: of what the numbers depend on, by package.
         machine: more facts about it.
     """
-    return {
-        "format": FORMAT,
-        "name": name,
-        "recorded_at": datetime.now().astimezone().isoformat(" ", "minutes"),
-        "machine": {"device": device, "type": kind, "system": platform.system(), **(machine or {})},
-        "versions": {"python": platform.python_version(), **versions},
-        "card": dict(card),
-        "series": [],
-        "checks": [],
-        "notes": [],
-    }
-
-
-def point(x: float, timing, bytes_: int) -> dict:
-    """One point of a series from a `helpers.clock.timing.Timing`."""
-    return {
-        "x": x,
-        "median_seconds": timing.median,
-        "spread_seconds": timing.spread,
-        "samples": len(timing.samples),
-        "bytes": int(bytes_),
-    }
-
-
-def series(
-    id: str, title: str, points: Iterable[dict], x: str = "context", x_unit: str = "tokens", **conditions
-) -> dict:
-    """One curve: points over `x`, and the conditions under which it was measured (model, batch, dtype, …)."""
-    return {
-        "id": id, "title": title, "x": x, "x_unit": x_unit, "conditions": conditions, "points": list(points),
-    }  # fmt: skip
-
-
-def validate(recording: dict) -> dict:
-    """The recording itself, if it is one. Raises BadRecording."""
-    if not isinstance(recording, dict):
-        raise BadRecording("a recording is a JSON object")
-    for key, kind in REQUIRED.items():
-        if not isinstance(recording.get(key), kind):
-            raise BadRecording(f"a recording needs {key!r}, a {kind.__name__}; it has {recording.get(key)!r}")
-    if recording["format"] != FORMAT:
-        raise BadRecording(
-            f"format {recording['format']} is not {FORMAT}: record again with this version of the course"
-        )
-    try:
-        datetime.fromisoformat(recording["recorded_at"])
-    except ValueError:
-        raise BadRecording(f"recorded_at is no date: {recording['recorded_at']!r}") from None
-    for key in ("device", "type"):
-        if not recording["machine"].get(key):
-            raise BadRecording(f"machine needs {key!r}")
-    if not _positive(recording["card"].get("read_bytes_per_second")):
-        raise BadRecording("card needs a positive 'read_bytes_per_second'")
-    ids = [one.get("id") for one in recording["series"]]
-    if len(set(ids)) != len(ids):
-        raise BadRecording(f"two series have one id: {ids}")
-    for one in recording["series"]:
-        _validate_series(one)
-    for check in recording["checks"]:
-        if not {"name", "error", "tolerance"} <= set(check):
-            raise BadRecording(f"a check needs a name, an error and a tolerance, not {check}")
-    return recording
-
-
-def _validate_series(one: dict) -> None:
-    missing = {"id", "title", "x", "x_unit", "conditions", "points"} - set(one)
-    if missing:
-        raise BadRecording(f"series {one.get('id')!r} lacks {', '.join(sorted(missing))}")
-    for number, each in enumerate(one["points"]):
-        where = f"series {one['id']!r}, point {number}"
-        for key in POINT:
-            if (
-                not isinstance(each.get(key), int | float)
-                or isinstance(each[key], bool)
-                or not math.isfinite(each[key])
-            ):
-                raise BadRecording(f"{where}: {key} must be a number, not {each.get(key)!r}")
-        if (
-            not _positive(each["median_seconds"])
-            or each["spread_seconds"] < 0
-            or each["samples"] < 1
-            or each["bytes"] < 0
-        ):
-            raise BadRecording(f"{where}: a time or a count that cannot be: {each}")
-
-
-def _positive(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def save(recording: dict, folder: str | os.PathLike = FOLDER) -> Path:
-    """Validate and write `folder`/`name`.json; returns the path."""
-    path = Path(folder) / f"{validate(recording)['name']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(recording, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    return path
-
-
-def curve(recording: dict, id: str) -> tuple[list[float], list[float], list[float]]:
-    """x, median seconds and spread seconds of one series. Raises LookupError with the ids there are."""
-    for one in recording["series"]:
-        if one["id"] == id:
-            return tuple([each[key] for each in one["points"]] for key in ("x", "median_seconds", "spread_seconds"))
-    raise LookupError(
-        f"no series {id!r} in {recording['name']}; there are: {', '.join(s['id'] for s in recording['series'])}"
+    return Recording(
+        name,
+        recorded_at=datetime.now().astimezone().isoformat(" ", "minutes"),
+        machine={"device": device, "type": kind, "system": platform.system(), **(machine or {})},
+        versions={"python": platform.python_version(), **versions},
+        card=dict(card),
     )
 
 
-def draw(ax, recording: dict, id: str, **style):
-    """Add one series to `ax`, in milliseconds, in grey and behind what is there: another machine's curve.
+def point(x: float, timing, bytes_: int) -> Point:
+    """One point of a series from a `helpers.clock.timing.Timing`."""
+    return Point(x, timing.median, timing.spread, len(timing.samples), int(bytes_))
 
-    Returns the Axes.
-    """
-    x, median, spread = curve(recording, id)
-    look = {"color": "#666666", "marker": ".", "linestyle": ":", "capsize": 2, "zorder": 1}
-    ax.errorbar(
-        x, [1e3 * s for s in median], yerr=[1e3 * s for s in spread],
-        label=f"recorded: {recording['machine']['device']}", **(look | style),
-    )  # fmt: skip
-    ax.legend()
-    return ax
+
+def series(
+    id: str, title: str, points: Iterable[Point], x: str = "context", x_unit: str = "tokens", **conditions
+) -> Series:
+    """A curve of times over `x`."""
+    return Series(id, title, list(points), conditions, x, x_unit)
+
+
+def save(recording: Recording, folder: str | os.PathLike = FOLDER) -> Path:
+    """Write `folder`/`name`.json; returns the path. Raises BadRecording for what could not be read again."""
+    content = asdict(recording)
+    path = Path(folder) / f"{read(content).name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def curve(recording: Recording, id: str) -> tuple[list[float], list[float], list[float]]:
+    """x, y and spread of one series: of times in seconds. Raises LookupError with the ids there are."""
+    points = recording.find(id).points
+    return [p.x for p in points], [p.y for p in points], [p.spread for p in points]

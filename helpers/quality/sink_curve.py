@@ -3,22 +3,22 @@
 `python -m helpers.quality.sink_curve` records it anew on this machine (a few minutes on two cores).
 """
 
-import datetime
-import json
+import math
 import platform
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
 
 from helpers.caches import FullCache, SinkCache
+from helpers.clock import recordings
 from helpers.models.decoder import Decoder
 from helpers.quality.perplexity import losses
 
-RECORDING = Path(__file__).parents[1] / "data" / "sink_curve.json"
+RECORDING = "sink-curve"
+TOKENS, SKIP = 2048, 512
 GRID = [(sinks, window) for window in (128, 256, 512, 1024) for sinks in (0, 1, 2, 4, 8)]
 GRID += [(4, window) for window in (192, 384, 768, 1536)]
 
@@ -40,10 +40,10 @@ class Point:
 
     @property
     def perplexity(self) -> float:
-        return float(torch.tensor(self.loss, dtype=torch.float64).exp())
+        return math.exp(self.loss)
 
 
-def measure(decoder: Decoder, tokens: torch.Tensor, grid: Iterable[tuple[int, int]], skip: int = 512) -> list[Point]:
+def measure(decoder: Decoder, tokens: torch.Tensor, grid: Iterable[tuple[int, int]], skip: int = SKIP) -> list[Point]:
     """The full cache first, then each (sinks, window) of `grid`, over tokens skip … n-1 of `tokens` [n].
 
     Raises:
@@ -76,8 +76,41 @@ def by_window(points: Iterable[Point], sinks: int) -> dict[int, float]:
 
 def recorded() -> tuple[list[Point], str]:
     """The shipped recording: its points, the full cache first, and a line that says what was measured where."""
-    recording = json.loads(RECORDING.read_text(encoding="utf-8"))
-    return [Point(**row) for row in recording["points"]], recording["conditions"]
+    recording = recordings.load(RECORDING)
+    how = recording.series[0].conditions
+    dense, (first, last) = how["full_cache_loss"], how["positions"]
+    points = [Point(0, None, dense, 0.0, 0.0)]
+    for one in recording.series:
+        points += [Point(one.conditions["sinks"], int(p.x), dense + p.y, p.y, p.spread) for p in one.points]
+    conditions = (
+        f"{how['model']}, {how['dtype']}, positions {first:,} to {last:,} of {how['text']}; "
+        f"{recording.recorded_at[:10]}, {recording.device}, torch {recording.versions['torch']}"
+    )
+    return points, conditions
+
+
+def to_series(points: list[Point], **conditions) -> list[recordings.Series]:
+    """Measured points, the full cache first, as curves of a recording: one for each number of sinks, over the window.
+
+    Recorded is the loss above that of the full cache, with its standard error.
+    """
+    dense, *rest = points
+    conditions |= {"positions": [SKIP, TOKENS - 1], "full_cache_loss": dense.loss}
+    return [
+        recordings.Series(
+            f"sinks-{sinks}",
+            f"{conditions['model']}, {sinks} sinks",
+            [
+                recordings.Point(p.window, p.above_dense, p.spread, TOKENS - SKIP)
+                for p in sorted((p for p in rest if p.sinks == sinks), key=lambda p: p.window)
+            ],
+            conditions | {"sinks": sinks},
+            x="window",
+            y="loss above the full cache",
+            y_unit="nats",
+        )
+        for sinks in sorted({p.sinks for p in rest})
+    ]
 
 
 def record() -> None:
@@ -86,14 +119,13 @@ def record() -> None:
     from helpers.models import pretrained, text
 
     decoder, tokenizer = pretrained.load()
-    points = measure(decoder, text.tokens(2048, tokenizer), GRID)
-    conditions = (
-        "SmolLM2-135M-Instruct, float32, positions 512 to 2,047 of the documentation topics that Python "
-        f"{platform.python_version()} ships; {datetime.date.today()}, {devices.name_of(decoder.device)}, "
-        f"torch {torch.__version__}"
+    points = measure(decoder, text.tokens(TOKENS, tokenizer), GRID)
+    recording = recordings.new(
+        RECORDING, devices.name_of(decoder.device), decoder.device.type, {}, {"torch": torch.__version__}
     )
-    text_ = json.dumps({"conditions": conditions, "points": [asdict(p) for p in points]}, indent=1)
-    RECORDING.write_text(text_ + "\n", encoding="utf-8")
+    topics = f"the documentation topics that Python {platform.python_version()} ships"
+    series = to_series(points, model="SmolLM2-135M-Instruct", dtype="float32", text=topics)
+    recordings.save(replace(recording, series=series))
 
 
 if __name__ == "__main__":

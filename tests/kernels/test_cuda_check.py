@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -36,15 +37,15 @@ def test_a_rehearsal_on_a_bare_machine_writes_a_recording(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (path,) = tmp_path.glob("*.json")
     recording = recordings.load(str(path))
-    ids = {one["id"] for one in recording["series"]}
+    ids = {one.id for one in recording.series}
     assert {"decode-batch-1", "decode-against-batch", "prefill", "prefix-shared", "prefix-copied"} <= ids
     assert {f"attention-{name}" for name in ("full", "fp8", "int8", "int4", "mha", "mqa", "mla-4-heads")} <= ids
     assert {f"decode-{name}" for name in ("int8", "int4", "mha", "mqa", "mla")} <= ids
-    assert any("no kernel that reads fp8" in note for note in recording["notes"])  # a storage format on a CPU
+    assert any("no kernel that reads fp8" in note for note in recording.notes)  # a storage format on a CPU
     assert recordings.curve(recording, "decode-against-batch")[0] == [1, 2]
-    assert len(recording["checks"]) >= 9
-    assert all(check["error"] <= check["tolerance"] for check in recording["checks"])
-    assert any("mean nothing" in note for note in recording["notes"])
+    assert len(recording.checks) >= 9
+    assert all(check.error <= check.tolerance for check in recording.checks)
+    assert any("mean nothing" in note for note in recording.notes)
 
 
 @pytest.fixture
@@ -67,21 +68,21 @@ def test_one_broken_section_does_not_cost_the_others(check, capsys):
     check.section("fine", lambda: done.append(1))
     assert done == [1]
     assert check.failures == ["broken: ZeroDivisionError: this one"]
-    assert check.recording["notes"] == ["too large: left out, not enough memory (CUDA out of memory)"]
+    assert check.recording.notes == ["too large: left out, not enough memory (CUDA out of memory)"]
 
 
 def test_a_section_is_left_out_when_time_is_up(check):
     check.started -= 8 * 60
     check.section("late", lambda: 1 / 0)
     assert check.failures == []
-    assert "minutes were up" in check.recording["notes"][0]
+    assert "minutes were up" in check.recording.notes[0]
 
 
 def test_an_error_that_is_too_large_fails_the_check(check):
     check.compare("good", 1e-6, 1e-5)
     check.compare("not finite", float("inf"), 1e-5)
     assert [failure.partition(":")[0] for failure in check.failures] == ["not finite"]
-    recordings.validate(check.recording)
+    recordings.read(asdict(check.recording))
 
 
 class PretendGraph:
@@ -107,7 +108,7 @@ def test_the_branch_for_a_gpu(check, monkeypatch):
     gpu_check.decode(check, model)
     gpu_check.attention(check, model)
     assert check.failures == []
-    ids = [one["id"] for one in recordings.validate(check.recording)["series"]]
+    ids = [one.id for one in check.recording.series]
     assert "decode-against-batch" in ids
     assert "attention-int8" in ids
     assert "attention-fp8" not in ids  # Ampere has no fp8
