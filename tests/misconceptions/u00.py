@@ -13,13 +13,14 @@ WRONG = {
         (_with("floor_ms", "decode", "7.505e9 / 3_350e9 * 1e3"), "one byte a weight"),
         (_with("floor_ms", "decode", "15.01 * 2**30 / 3_350e9 * 1e3"), "gib"),
         (_with("floor_ms", "decode", "15.01 / 3_350"), "unit is off"),
-        (_with("floor_ms", "prompt", "15.01e12 / 989.5e12 * 1e3 + 15.01 / 3.35"), "overlap"),
+        (_with("floor_ms", "prompt", "13.96e12 / 989.5e12 * 1e3 + 15.01 / 3.35"), "overlap"),
+        (_with("floor_ms", "prompt", "15.01e12 / 989.5e12 * 1e3"), "needs it once"),
         (_with("floor_ms", "prompt", "15.01 / 3.35"), "multiply for longer"),
         (_with("floor_ms", "prompt", "1_000 * 15.01 / 3.35"), "share one reading"),
-        (_with("floor_ms", "prompt", "15.01e12 / 1_979e12 * 1e3"), "dense rate"),
+        (_with("floor_ms", "prompt", "13.96e12 / 1_979e12 * 1e3"), "dense rate"),
         (_with("floor_ms", "prompt", "15.01e9 / 989.5e12 * 1e3"), "the prompt has 1,000"),
         (_with("floor_ms", "prompt", "float('nan')"), "NaN"),
-        (_with("floor_ms", "prompt", "'15.2 ms'"), "text"),
+        (_with("floor_ms", "prompt", "'14.1 ms'"), "text"),
         (_with("floor_ms", "decode", "-4.48"), "positive"),
         ("floor_ms = {'decode': 4.48}", "no entry 'prompt'"),
         ("floor_ms = 4.48", "has to stay a dictionary"),
@@ -230,7 +231,8 @@ WRONG = {
         (_with("achieved_gb_per_s", "B200", "1.80e-8 / 131_072 * 1e9"), "upside down"),
         (_with("achieved_gb_per_s", "L4", "30_720 * 147_456 * (29.1 - 19.4) / 1e9"), "rates do not"),
         (_with("achieved_gb_per_s", "L4", "32_768 * 147_456 * 19.4 / 1e9"), "whole step"),
-        (_with("achieved_gb_per_s", "L4", "32_768 * 147_456 / (1 / 19.4 - 1 / 29.1) / 1e9"), "30,720 more"),
+        (_with("achieved_gb_per_s", "L4", "32_768 * 147_456 / (1 / 19.4 - 1 / 29.1) / 1e9"), "30k more"),
+        (_with("achieved_gb_per_s", "B200", "7_672"), "data sheet"),
         (_with("achieved_gb_per_s", "L4", "300"), "data sheet"),
         (_with("achieved_gb_per_s", "H100", "np.array([2_999.4])"), "array"),
     ],
@@ -238,8 +240,8 @@ WRONG = {
 
 RIGHT = {
     "00.1": [
-        "floor_ms = {'decode': np.float64(4.48), 'prompt': torch.tensor(15.17)}",
-        "floor_ms = {'decode': 4.48, 'prompt': 15.2}",
+        "floor_ms = {'decode': np.float64(4.48), 'prompt': torch.tensor(14.108)}",
+        "floor_ms = {'decode': 4.48, 'prompt': 14.1}",
     ],
     "00.2": ["ridge_flop_per_byte = 295\ntokens_at_ridge = np.int64(296)"],
     "00.3": ["no_sync_ms, sync_ms, hundred_ms = 2e-2, np.float32(10.02), 10"],
@@ -287,5 +289,8 @@ RIGHT = {
         "            samples[name].append(time_once(steps[name]))\n"
         "    return samples",
     ],
-    "00.7": ["achieved_gb_per_s = {'H100': 3_000, 'B200': np.float32(7_280), 'L4': 264}"],
+    "00.7": [
+        "achieved_gb_per_s = {'H100': 3_000, 'B200': np.float32(7_280), 'L4': 264}",
+        _with("achieved_gb_per_s", "L4", "30_000 * 147_456 / (1 / 19.4 - 1 / 29.1) / 1e9"),
+    ],
 }
