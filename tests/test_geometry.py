@@ -253,8 +253,10 @@ def test_a_missing_key_means_what_transformers_assumes(kind):
         "num_experts_per_tok",
         "max_position_embeddings",
     ):
-        stated[key] = config[key] if config.get(key) is not None else 2
-    config = {**config, "num_experts_per_tok": stated["num_experts_per_tok"]}
+        if key in config:
+            stated[key] = config[key] if config[key] is not None else 2
+    if "num_experts_per_tok" in config:
+        config = {**config, "num_experts_per_tok": stated["num_experts_per_tok"]}
     sparse, full = hf_config.read(stated), hf_config.read(config)
     assert dataclasses.replace(sparse, rope_scaling=None) == dataclasses.replace(full, rope_scaling=None)
 
@@ -382,6 +384,135 @@ def test_layer_types_of_gpt_oss_and_gemma_before_layer_types():
     config = transformers.Gemma3TextConfig().to_dict()
     config.pop("layer_types")
     assert hf_config.read({**config, "sliding_window_pattern": 6}).sliding_layers == 22
+
+
+# --- keys that change bytes
+
+
+def perturbed(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int) and value > 0:
+        return 2 * value
+    return 8 if value is None else None
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_a_key_that_changes_the_transformers_model_is_counted_or_refused(config):
+    """Every key of the config class, one by one: what grows in their model grows here, or the key is named."""
+
+    def weighed(model):
+        return sum(p.numel() for name, p in model.named_parameters() if p.dim() >= 2 and "bias" not in name)
+
+    stated = config.to_dict()
+    theirs, ours = weighed(meta_model(config)), counts.resident_bytes(hf_config.read(stated), torch.float32) // 4
+    changed = 0
+    for key, value in stated.items():
+        new = perturbed(value)
+        if new is None or key.endswith("token_id") or key == "dtype":
+            continue
+        try:
+            grown = weighed(meta_model(type(config).from_dict({**stated, key: new}))) - theirs
+        except Exception:  # their class refuses that value, or its model cannot be built
+            continue
+        if grown == 0:
+            continue
+        changed += 1
+        try:
+            counted = counts.resident_bytes(hf_config.read({**stated, key: new}), torch.float32) // 4 - ours
+        except ValueError:
+            continue
+        assert abs(counted - grown) <= 0.01 * abs(grown) + 4 * config.hidden_size * 3, key
+    assert changed >= 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("draft_vocab_size", 32_000),  # EAGLE-3: the head has its own vocabulary
+        ("num_local_experts", 8),
+        ("num_kv_shared_layers", 10),
+        ("hidden_size_per_layer_input", 256),
+        ("attn_output_gate", True),
+        ("linear_num_value_heads", 32),
+        ("cross_attention_layers", [3, 8]),
+        ("block_configs", [{"n_heads_in_group": 4}]),
+        ("kv_lora_rank", 512),
+    ],
+)
+def test_an_unknown_key_that_may_change_bytes_is_refused_by_name(key, value):
+    with pytest.raises(ValueError, match=f"llama config: '{key}' = .* may change bytes"):
+        hf_config.read({**SMALL, "model_type": "llama", key: value})
+
+
+def test_keys_that_change_no_bytes_pass():
+    harmless = {
+        "bos_token_id": 1, "eos_token_id": [128_001, 128_009], "torch_dtype": "bfloat16", "attention_dropout": 0.1,
+        "num_beams": 4, "pretraining_tp": 2, "quantization_config": {"quant_method": "fp8"}, "mlp_bias": True,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "add_cross_attention": False, "my_notes": {"a": 1},
+        "cross_attention_hidden_size": None, "pruned_heads": {}, "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    plain = hf_config.read({**SMALL, "model_type": "llama"})
+    assert hf_config.read({**SMALL, "model_type": "llama", **harmless}).replace(rope_scaling=None) == plain
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "LlamaForSequenceClassification", "LlamaModel"])
+def test_a_model_without_the_usual_head_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        hf_config.read({**SMALL, "model_type": "llama", "architectures": [name]})
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])
+def test_a_window_that_the_published_code_ignores_is_ignored(kind):
+    assert (
+        hf_config.read({**SMALL, "num_key_value_heads": 2, "model_type": kind, "sliding_window": 16}).sliding_layers
+        == 0
+    )
+
+
+@pytest.mark.parametrize("window", [{}, {"sliding_window": 16}])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt_oss"])
+def test_linear_attention_is_refused_with_a_window_and_without(kind, window):
+    config = {**SMALL, "model_type": kind, "layer_types": ["linear_attention"] * 2 + ["full_attention"], **window}
+    with pytest.raises(ValueError, match="linear_attention"):
+        hf_config.read(config)
+
+
+def test_llama4_layers_with_experts_and_without():
+    config = {**SMALL, "num_hidden_layers": 6, "num_key_value_heads": 2, "intermediate_size_mlp": 192}
+    config["model_type"] = "llama4_text"
+    dense = {"interleave_moe_layer_step": 0, "moe_layers": []}
+    for keys in ({"interleave_moe_layer_step": 0}, {"moe_layers": []}, dense):
+        g = hf_config.read({**config, **keys})
+        assert g.moe is None and g.intermediate == 192
+    for keys in ({"interleave_moe_layer_step": 2}, {"moe_layers": [1, 3, 5]}, {}):
+        theirs = transformers.Llama4TextConfig(**{k: v for k, v in config.items() if k != "model_type"}, **keys)
+        assert hf_config.read({**config, **keys}).moe.dense_layers == 6 - len(theirs.moe_layers)
+
+
+def test_deepseek_without_latents_or_experts_and_with_experts_in_every_second_layer():
+    config = {**SMALL, "model_type": "deepseek_v2", "num_experts_per_tok": 2, "num_hidden_layers": 6}
+    plain = hf_config.read(
+        {**config, "use_mla": False, "kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0,
+         "v_head_dim": 0, "q_lora_rank": None, "num_key_value_heads": 2}
+    )  # fmt: skip
+    assert (plain.mla, plain.kv_heads, plain.head_dim) == (None, 2, 16)
+    assert hf_config.read({**config, "n_routed_experts": None}).moe is None
+    alternate = hf_config.read({**config, "first_k_dense_replace": 1, "moe_layer_freq": 2})
+    assert alternate.moe.dense_layers == 4  # layers 0, 1, 3 and 5
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_a_config_object_reads_as_its_dict(config):
+    assert hf_config.read(config) == hf_config.read(config.to_dict())
+
+
+def test_the_refusal_of_a_nested_config_names_both_models():
+    inner = {"model_type": "mllama_text_model", **SMALL}
+    with pytest.raises(ValueError, match="'mllama_text_model', the text part of 'mllama'"):
+        hf_config.read({"model_type": "mllama", "text_config": inner})
+    with pytest.raises(ValueError, match="the text part of 'mllama' has no 'model_type'"):
+        hf_config.read({"model_type": "mllama", "text_config": SMALL})
 
 
 # --- errors
