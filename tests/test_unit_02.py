@@ -221,8 +221,8 @@ def test_tensor_parallelism():
 
 
 def test_the_opening_plot_has_its_recording():
-    series = {row["id"]: row for row in recordings.load("amd-epyc-2-threads")["series"]}["decode-batch-4"]
-    assert series["title"].startswith("SmolLM2-135M") and series["conditions"]["batch"] == 4
+    series = recordings.load("amd-epyc-2-threads").find("decode-batch-4")
+    assert series.title.startswith("SmolLM2-135M") and series.conditions["batch"] == 4
     says("four chats side by side with a small model, recorded on two CPU cores")
 
 

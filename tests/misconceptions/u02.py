@@ -194,6 +194,7 @@ RIGHT = {
         tpot("overhead + W / bandwidth + context * (k * batch / bandwidth)"),
         tpot("np.float64(W + batch * context * k) / bandwidth + overhead"),
         tpot("np.float32((W + batch * context * k) / bandwidth + overhead)"),
+        tpot("((W + batch * context * k) / bandwidth + overhead) * (1 + 5e-7)"),
     ],
     "02.6": [
         line(["return np.polyfit(x, y, 1)"]),
