@@ -17,6 +17,14 @@ def name(*lines):
     return function('block_name(parent, tokens, salt=b"")', *lines)
 
 
+def joined(separator, parts):
+    """The hash of `parts`, names of bytes and expressions of text, joined by a separator that a part may contain."""
+    return name(
+        f"parts = [p if isinstance(p, bytes) else p.encode() for p in ({parts})]",
+        f'return hashlib.sha256(b"{separator}".join(parts)).digest()',
+    )
+
+
 def prefix(
     stop="len(tokens) - block_size",
     parent="name",
@@ -100,6 +108,7 @@ WRONG = {
         (change("times_fewer", "P 32,768, u 256, B 128", 128), "own tokens out"),
         (change("times_fewer", "P 32,768, u 256, B 128", 0.5039), "histories, not one"),
         (change("times_fewer", "P 512, u 512, B 8", 8), "one session's own"),
+        (change("times_fewer", "P 512, u 512, B 8", 1.6), "too low"),
         (change("times_fewer", "P 512, u 512, B 8", 0.889), "reads P + u"),
         (change("times_fewer", "P 32,768, u 256, B 1", "'one'"), "one number"),
     ],
@@ -109,6 +118,8 @@ WRONG = {
         (change("money", "cached", 0.12204), "3.75, not 3.00"),
         (change("money", "cached", 0.100125), "left the reads out"),
         (change("money", "cached", "0.45 - 0.333"), "too low"),
+        (change("money", "cached", 0.12969), "500 tokens, not only the first"),
+        (change("money", "cached", 0.12), "too low"),
         (change("money", "cached, time in front", 0.4185), "still written"),
         (change("money", "reuses, write at 1.25", 0.278), "round up"),
         (change("money", "reuses, write at 1.25", 2), "as a reuse"),
@@ -122,6 +133,12 @@ WRONG = {
         (name("return hash((parent, tuple(tokens), salt))"), "you returned a int"),
         (name("return hashlib.sha256(parent + salt + ''.join(map(str, tokens)).encode()).digest()"), "keep the tokens"),
         (name("return hashlib.sha256(parent + salt + repr(list(tokens)).encode()).digest()"), "run into each other"),
+        (joined("|", "parent, repr(list(tokens)), salt"), "separator is no help"),
+        (joined(":", "salt, parent, repr(tuple(tokens))"), "separator is no help"),
+        (joined("\\n", "parent, salt, ','.join(map(str, tokens))"), "separator is no help"),
+        (joined(",", "salt, *map(str, tokens), parent"), "separator is no help"),
+        (joined("--", "repr(list(tokens)), salt, parent"), "separator is no help"),
+        (name("return hashlib.sha256((parent.hex() + salt.hex() + repr(list(tokens))).encode()).digest()"), "run into"),
         (name("return hashlib.sha256(repr((parent, sorted(tokens), salt)).encode()).digest()"), "another order"),
         (name("return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).digest()[:4]"), "whole digest"),
         (name("return hashlib.md5(repr((parent, list(tokens), salt)).encode()).digest()"), "whole digest"),
@@ -295,6 +312,27 @@ WRONG = {
             merge("a, b = lse_a.exp()[..., None], lse_b.exp()[..., None]", "return a * out_a + b * out_b"),
             "divided by their sum",
         ),
+        (
+            merge("a = (lse_a - lse_b).exp()[..., None]", "return (a * out_a + out_b) / (a + 1)"),
+            "the second part hardly counts",
+        ),
+        (
+            merge(
+                "top = torch.minimum(lse_a, lse_b)",
+                "a, b = (lse_a - top).exp()[..., None], (lse_b - top).exp()[..., None]",
+                "return (a * out_a + b * out_b) / (a + b)",
+            ),
+            "hardly counts",
+        ),
+        (
+            merge(
+                "a, b = torch.zeros_like(lse_a), (lse_b - lse_a).clamp(-80, 80)",
+                "share = (a - torch.logaddexp(a, b)).exp()[..., None]",
+                "share = share + 0 * lse_a[..., None]",
+                "return share * out_a + (1 - share) * out_b",
+            ),
+            "is empty",
+        ),
         (merge("share = torch.sigmoid(lse_a - lse_b)", "return share * out_a + (1 - share) * out_b"), "RuntimeError"),
     ],
     "05.11": [
@@ -346,10 +384,20 @@ WRONG = {
 }
 
 RIGHT = {
-    "05.1": ["hits = {key: float(value) for key, value in hits.items()}"],
+    "05.1": [
+        "hits = {key: float(value) for key, value in hits.items()}",
+        "hits = dict(reversed(hits.items()))",
+    ],
     "05.2": ["memory_gb = {key: torch.tensor(value, dtype=torch.float64) for key, value in memory_gb.items()}"],
-    "05.3": ["times_fewer = {key: round(value, 1) if value > 2 else value for key, value in times_fewer.items()}"],
-    "05.4": ["money = {key: round(value, 3) for key, value in money.items()}"],
+    "05.3": [
+        "times_fewer = {key: round(value, 1) for key, value in reversed(times_fewer.items())}",
+        'times_fewer = {**times_fewer, "P 32,768, u 256, B 128": 64}',
+    ],
+    "05.4": [
+        "money = {key: round(value, 3) for key, value in money.items()}",
+        "money = {key: round(value, 2) for key, value in reversed(money.items())}",
+        "money = {key: torch.tensor(value, dtype=torch.float64) for key, value in money.items()}",
+    ],
     "05.5": [
         name(
             "digest = hashlib.blake2b(digest_size=32)",
@@ -357,9 +405,22 @@ RIGHT = {
             "    digest.update(len(part).to_bytes(8, 'little') + part)",
             "return digest.digest()",
         ),
+        # vLLM's own design: the salt in the first block alone.
+        name("return hashlib.sha256(repr((parent, list(tokens), b'' if parent else salt)).encode()).digest()"),
+        name("from helpers.serving.blocks import chain_hash", "return chain_hash(parent, tokens, salt)"),
+        name(
+            "inner = hashlib.sha256(salt).digest() + repr(list(tokens)).encode()",
+            "return hashlib.sha256(parent + inner).digest()",
+        ),
+        name(
+            "parts = parent.hex(), salt.hex(), *map(str, tokens)",
+            "return hashlib.sha256(':'.join(parts).encode()).digest()",
+        ),
+        name('return hashlib.sha256(f"{parent}|{salt}|{list(tokens)}".encode()).digest()'),
         name("import pickle", "return hashlib.sha256(pickle.dumps((parent, tuple(tokens), salt))).digest()"),
     ],
     "05.6": [
+        prefix().replace("return found", "return tuple(found)"),
         function(
             'longest_prefix(block_of, tokens, block_size, salt=b"")',
             'found, name = [], b""',
