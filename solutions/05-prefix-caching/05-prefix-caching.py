@@ -8,8 +8,8 @@
 # caching* and promises a lower TPOT. Does it keep that promise? And why is everything slow again a week
 # later, when somebody has put the time of day into the system prompt?
 #
-# The cell after the next two shows the effect: a prompt of 513 tokens, read cold, and read again while the
-# keys and values of its first 512 are still in memory.
+# The cell after the next two shows the effect: a prompt of 257 tokens, read cold, and read again while the
+# keys and values of its first 256 are still in memory.
 #
 # You will predict what such a cache saves and what it cannot, build one out of blocks, run a real model on
 # it, and replay a day of traffic. (About 80 minutes, with a good place for a break after the first *Measure*.)
@@ -42,8 +42,8 @@ plots.use()
 spot = devices.pick(device)
 model, tokenizer = pretrained.load(device=spot)
 document = text.tokens(4_096, tokenizer).tolist()
-page = torch.tensor([document[:513]], device=spot)
-kept = FullCache(model.geometry, 513, device=spot)
+page = torch.tensor([document[:257]], device=spot)
+kept = FullCache(model.geometry, 257, device=spot)
 
 
 def read_from(start):
@@ -51,7 +51,7 @@ def read_from(start):
     return model.prefill(page[:, start:], kept)
 
 
-both = {"cold": partial(read_from, 0), "again": partial(read_from, 512)}
+both = {"cold": partial(read_from, 0), "again": partial(read_from, 256)}
 for name, seen in Clock(spot).sweep(both, budget_seconds=2, min_samples=3).items():
     print(f"{name}: first token after {seen.ms:,.0f} ms")
 
