@@ -85,10 +85,10 @@ class Model:
 
     def kv_bytes(self, context: float, windowed: bool = True) -> float:
         """Bytes of one sequence's cache that a step reads; layers that slide read their window only, unless told."""
-        tokens = max(1, round(context))
-        return counts.kv_bytes(self.geometry, tokens, dtype=torch.int8, windowed=windowed) * bytes_per_number(
-            self.cache
-        )
+        g = self.geometry
+        sliding = g.sliding_layers / g.layers if windowed else 0.0
+        kept = min(context, g.sliding_window or math.inf)
+        return self.kv_bytes_per_token * ((1 - sliding) * context + sliding * kept)
 
     def step_bytes(self, context: float, batch: float = 1) -> float:
         """Weights once, the cache of every sequence."""
@@ -185,7 +185,7 @@ def diagnose(points: Sequence[Point], model: Model | None = None, bandwidth: flo
     if one_context:
         return _batch_grows(points, line, model)
     alone = fit(points, per="sequence")
-    if not one_batch and alone.misfit < NOISE < line.misfit and _ratio(batches) > 2:
+    if not one_batch and alone.misfit < min(NOISE, line.misfit / 2) and line.misfit > NOISE / 3:
         said = (
             f"the time follows the context of one sequence (misfit {alone.misfit:.0%}) and not that of the batch "
             f"({line.misfit:.0%}): a read of bytes would grow with both"
