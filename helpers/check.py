@@ -8,33 +8,49 @@ written to stderr, because nbgrader scores a test cell that does so 0.
 """
 
 import contextlib
-import dis
 import importlib
 import inspect
 import io
 import linecache
 import math
-import types
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from helpers.blanks import blank_in, install, is_blank
 from helpers.friendly import Friendly
+from helpers.hints import hint, offer, solution
 from helpers.numbers import pretty
 from helpers.slips import diagnose
 
+__all__ = [
+    "CheckFailed", "NotAnswered", "Wrong", "call", "choice", "close", "entries", "exercise", "grade", "hint", "number",
+    "require", "solution",
+]  # fmt: skip
+
+# An endless loop in a learner's code is stopped: one call of theirs, and a check as a whole, which may call it often.
+CALL_SECONDS, CHECK_SECONDS = 20.0, 90.0
+
 _EXERCISES: dict[str, Callable] = {}
 _shown: list[str] = []  # what the running check wants printed beside its tick
+_misses: dict[str, int] = {}  # wrong answers of this session, by exercise
+
+install()
 
 
 class CheckFailed(Friendly, AssertionError):
     """An answer that earns no point; notebooks show its message alone."""
 
     exercise = ""
+    offer = ""  # what to do when stuck
 
     def message(self) -> str:
-        return f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"
+        said = f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"
+        return f"{said}\n{self.offer}" if self.offer else said
 
 
 class NotAnswered(CheckFailed):
@@ -46,6 +62,10 @@ class NotAnswered(CheckFailed):
 
 class Wrong(CheckFailed):
     """An answer was given and is not right; the message names the slip."""
+
+
+class _Endless(BaseException):
+    """A learner's code took too long; no `except Exception` of theirs may keep it going."""
 
 
 def exercise(name: str) -> Callable[[Callable], Callable]:
@@ -86,22 +106,55 @@ def grade(name: str, *answers) -> None:
         with contextlib.redirect_stderr(noise), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _refuse_blanks(name, bound.arguments)
-            said = function(*answers)
+            with _limit(CHECK_SECONDS):
+                said = function(*answers)
     except NotAnswered as failure:
         raise NotAnswered(str(failure).replace("this exercise", f"exercise {name}")) from None
     except CheckFailed as failure:
-        failure.exercise = name
-        raise failure from None
-    except (Exception, SystemExit) as error:
-        failure = Wrong(_explain(error))
-        failure.exercise = name
-        raise failure from None
+        raise _missed(name, failure) from None
+    except (Exception, SystemExit, _Endless) as error:
+        raise _missed(name, Wrong(_explain(error))) from None
     finally:
         if noise.getvalue().strip():
             print(noise.getvalue().strip())
     if isinstance(said, str):
         _shown[:] = [said]
     print(f"✓ {name}", *_shown, sep="  ")
+
+
+def _missed(name: str, failure: CheckFailed) -> CheckFailed:
+    """The failure of exercise `name`, with an offer of help from the second one on."""
+    failure.exercise = name
+    _misses[name] = _misses.get(name, 0) + 1
+    if _misses[name] > 1:
+        failure.offer = offer(name)
+    return failure
+
+
+@contextlib.contextmanager
+def _limit(seconds: float):
+    """Raise _Endless in the running code after so many seconds; no limit outside the main thread, or on Windows.
+
+    Python code is interrupted between two of its instructions; a single call into a library is not.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number, frame):
+        raise _Endless(f"it was stopped after {seconds:.0f} s: does a loop of it never end?")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    started = time.monotonic()
+    # Again every second: code that swallows the first one is stopped by the next.
+    outer, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if outer:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, outer - (time.monotonic() - started)), interval)
 
 
 def require(condition, message: str) -> None:
@@ -125,7 +178,8 @@ def number(
     `expect` is the right value in `unit`; right is within `rel` of it, or within `absolute`. `slips` maps a
     message to the value (or values) that this slip produces. Python, numpy and torch scalars are numbers;
     text, booleans, arrays, NaN and infinity are not. A wrong number gets the message of the nearest slip, or
-    a general diagnosis (factor of two, bits for bytes, GiB for GB, ms for s, sign), or else "too high/low".
+    a general diagnosis (factor of two, bits for bytes, GiB for GB, ms for s, sign), or else "too high/low". The truth
+    rounded too far is told how many digits are wanted.
 
     Raises NotAnswered for None and `...`; Wrong otherwise.
     """
@@ -135,6 +189,8 @@ def number(
         _shown.append(f"{pretty(value)} {unit}".strip())
         return value
     near = max(rel, 2e-3)
+    digits = _digits_wanted(value, expect, max(rel * abs(expect), absolute))
+    right_so_far = f"that is right as far as it goes; give {digits} digits"
     found = []
     for message, values in (slips or {}).items():
         for slip in values if isinstance(values, Iterable) else [values]:
@@ -146,7 +202,10 @@ def number(
         # Two slips may lead to one value: then both are said.
         closest = min(found)[0]
         told = " Or: ".join(message for distance, message in found if math.isclose(distance, closest))
+        told += f" Or: {right_so_far}." if digits else ""
         raise Wrong(f"{_lead(name, value, unit)}. {told}")
+    if digits:
+        raise Wrong(f"{_lead(name, value, unit)}: {right_so_far}.")
     raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near, unit)}.")
 
 
@@ -171,7 +230,7 @@ def choice(answer, expect: str, options: dict[str, str], *, name: str = "your an
     Case and surrounding blanks do not matter. Returns the word.
     """
     words = sorted([expect, *options])
-    if _is_blank(answer):
+    if is_blank(answer):
         raise _blank(name)
     require(
         isinstance(answer, str),
@@ -200,13 +259,16 @@ def close(
     `slips` maps a message to the array that this slip produces. Raises Wrong naming the slip, a wrong shape
     (both shapes, and whether only the order of axes is off), NaN, a common factor, or the first element off.
     """
-    if _is_blank(actual):
+    if is_blank(actual):
         raise Wrong(f"{name} is None: is a `return` line missing?")
     got, want = _array(actual, name), _array(expect, "the expected value")
+    found = []
     for message, wrong in (slips or {}).items():
         wrong = _array(wrong, "a slip")
         if _same(got, wrong, rel, absolute) and not _same(wrong, want, rel, absolute):
-            raise Wrong(message)
+            found.append(message)
+    if found:
+        raise Wrong(" Or: ".join(found))
     if got.shape != want.shape:
         hint = ""
         if sorted(got.shape) == sorted(want.shape):
@@ -232,8 +294,9 @@ def close(
 
 
 def call(function: Callable, *arguments, **options):
-    """Call the learner's function; a result of None is a stub, or a forgotten `return`."""
-    result = function(*arguments, **options)
+    """Call the learner's function, for CALL_SECONDS at most; a result of None is a stub, or a forgotten `return`."""
+    with _limit(CALL_SECONDS):
+        result = function(*arguments, **options)
     if result is None:
         with contextlib.suppress(OSError, TypeError):
             if "YOUR CODE HERE" in inspect.getsource(function):
@@ -264,41 +327,12 @@ def _refuse_blanks(name: str, answers: dict) -> None:
     """NotAnswered when a value is None or `...`, or when a function or method is still its stub."""
     for label, answer in answers.items():
         for part in answer if isinstance(answer, tuple) else [answer]:
-            missing = []
-            if _is_blank(part):
-                missing = [label]
-            elif isinstance(part, dict):
-                missing = [f"{label}[{key!r}]" for key, value in part.items() if _is_blank(value)]
-            elif isinstance(part, list):
-                missing = [f"{label}[{i}]" for i, value in enumerate(part) if _is_blank(value)]
-            elif isinstance(part, type):
-                missing = [f"{part.__name__}.{key}" for key, value in vars(part).items() if _is_stub(value)]
-            elif _is_stub(part):
-                missing = [f"{part.__name__}()"]
-            if missing:
-                raise NotAnswered(f"exercise {name} is not answered yet ({missing[0]} is still blank)")
-
-
-def _is_blank(value) -> bool:
-    return value is None or value is ...
-
-
-def _is_stub(function) -> bool:
-    """True for a Python function whose body is a docstring, `pass` or `...` and nothing else."""
-    if isinstance(function, (staticmethod, classmethod)):
-        function = function.__func__
-    if not isinstance(function, types.FunctionType):
-        return False
-    code = function.__code__
-    return not code.co_names and all(
-        step.opname in {"RESUME", "NOP", "RETURN_VALUE", "MAKE_CELL", "COPY_FREE_VARS"}
-        or (step.opname in {"LOAD_CONST", "RETURN_CONST"} and step.argval is None)
-        for step in dis.get_instructions(code)
-    )
+            if missing := blank_in(label, part):
+                raise NotAnswered(f"exercise {name} is not answered yet ({missing} is still blank)")
 
 
 def _plain(answer, name: str) -> float:
-    if _is_blank(answer):
+    if is_blank(answer):
         raise _blank(name)
     if hasattr(answer, "detach"):
         answer = answer.detach().cpu().numpy() if answer.ndim else answer.item()
@@ -319,15 +353,21 @@ def _plain(answer, name: str) -> float:
     return value
 
 
+def _digits_wanted(value: float, expect: float, tolerance: float) -> int:
+    """How many digits are exact enough, where `value` is `expect` rounded to fewer, two at least; 0 where it is not."""
+    rounded = {digits: float(f"{expect:.{digits}g}") for digits in range(2, 16)}
+    wanted = next((digits for digits, candidate in rounded.items() if abs(candidate - expect) <= tolerance), 16)
+    return wanted if any(math.isclose(value, rounded[digits]) for digits in range(2, min(wanted, 16))) else 0
+
+
 def _kind(answer) -> str:
+    plain = "write a number without quotes and without commas, as in 12000 or 12_000"
+    if isinstance(answer, tuple) and answer and all(type(part) is int for part in answer):
+        return f"{len(answer)} numbers, {answer}, which is what Python makes of a comma: {plain}"
     if isinstance(answer, bool):
         return f"the truth value {answer}"
     if isinstance(answer, (str, bytes)):
-        return (
-            f"the text {answer!r} (write it without quotes)"
-            if any(c.isdigit() for c in str(answer))
-            else f"the text {answer!r}"
-        )
+        return f"the text {answer!r}: {plain}" if any(c.isdigit() for c in str(answer)) else f"the text {answer!r}"
     if callable(answer):
         return "a function or class (call it, and give what it returns)"
     shape = getattr(answer, "shape", None)
@@ -356,15 +396,20 @@ def _lead(name: str, value: float, unit: str) -> str:
 def _explain(error: BaseException) -> str:
     """Words for an exception that came out of the learner's code, with the line of theirs that raised it."""
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    what = str(error) if isinstance(error, _Endless) else what
     place = None
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__") == "__main__":  # a notebook's cells, and nothing else
             place = (trace.tb_frame.f_code, trace.tb_lineno)
         trace = trace.tb_next
+    if place is None and isinstance(error, _Endless):
+        return what
     if place is None:
         return f"what you gave cannot be used ({what}): check its type and shape against the text above."
     code, line = place
     source = linecache.getline(code.co_filename, line).strip()
     where = f", at your line:  {source}" if source else f", at line {line}"
+    if isinstance(error, _Endless):
+        return f"{code.co_name}() did not come back; {what}{where.replace(', at', ' It was at')}"
     return f"{code.co_name}() raised {what}{where}"

@@ -33,6 +33,7 @@ class Estimate:
     source: str = ""
     residual: str = ""
     hindsight: bool = False
+    verdict: str = "ok"
 
     @property
     def ratio(self) -> float:
@@ -65,18 +66,25 @@ class Table:
         return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>{note}"
 
 
-def predict(key: str, value: float, unit: str) -> None:
+def predict(key: str, value: float, unit: str, default: float | None = None) -> None:
     """Log a prediction of `key` ("02.tpot_ms_at_8192") in `unit` ("ms"), made before anything is measured.
+
+    `default` is the guess that the notebook came with: left as it is, it is nobody's, and not logged.
 
     Raises ValueError for a key without a unit number or a value that is not a finite number.
     """
-    _append({"kind": "predict", "key": _key(key), "value": _finite(key, value), "unit": unit})
+    entry = {"kind": "predict", "key": _key(key), "value": _finite(key, value), "unit": unit}
+    if default is not None and entry["value"] == default:
+        _tell(f"{key}: {_show(default)} {unit} is the number that was there; change it to your guess and it is kept")
+        return
+    _append(entry)
 
 
-def measured(key: str, value: float, source: str = "live", residual: str = "") -> None:
+def measured(key: str, value: float, source: str = "live", residual: str = "", verdict: str = "ok") -> None:
     """Log what was measured for `key`, in the unit of its prediction.
 
-    `source` is "live", or the publication it comes from; `residual` names what the prediction left out.
+    `source` is "live", or the publication it comes from; `residual` names what the prediction left out; `verdict` is
+    that of its `Timing`, shown in every table when it is not "ok".
     Raises ValueError as `predict` does.
     """
     _append(
@@ -86,8 +94,26 @@ def measured(key: str, value: float, source: str = "live", residual: str = "") -
             "value": _finite(key, value),
             "source": source,
             "residual": residual,
+            "verdict": verdict,
         }
     )
+
+
+def helped(exercise: str, what: str, step: int) -> None:
+    """Log that help was given with `exercise` ("04.8"): `what` is "hint" (and which step) or "solution"."""
+    _append({"kind": "help", "key": exercise, "what": what, "step": step})
+
+
+def help_taken(unit: str = "") -> dict[str, dict]:
+    """{exercise: {"hints": how many steps were read, "solution": whether it was}} under `unit` ("04"; empty: all)."""
+    found: dict[str, dict] = {}
+    for entry in _read():
+        if entry["kind"] == "help" and entry["key"].startswith(unit):
+            row = found.setdefault(entry["key"], {"hints": 0, "solution": False})
+            row["solution"] |= entry["what"] == "solution"
+            if entry["what"] == "hint":
+                row["hints"] = max(row["hints"], entry["step"])
+    return found
 
 
 def ledger(unit: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
@@ -132,7 +158,8 @@ def estimates(unit: str = "") -> list[Estimate]:
             hindsight = row.get("hindsight", False) or changed
             row.update(predicted=entry["value"], unit=entry.get("unit", ""), hindsight=hindsight)
         else:
-            row.update(measured=entry["value"], source=entry.get("source", ""), residual=entry.get("residual", ""))
+            row.update({name: entry.get(name, "") for name in ("source", "residual")})
+            row.update(measured=entry["value"], verdict=entry.get("verdict", "ok"))
     return [Estimate(key, **row) for key, row in found.items()]
 
 
@@ -147,7 +174,9 @@ def calibration() -> list[Estimate]:
         elif entry["kind"] == "predict" and entry["key"] not in seen:
             before[entry["key"]] = entry
     return [
-        Estimate(row.key, row.unit, before[row.key]["value"], row.measured, row.source, row.residual)
+        Estimate(
+            row.key, row.unit, before[row.key]["value"], row.measured, row.source, row.residual, verdict=row.verdict
+        )
         for row in estimates()
         if row.key in before and row.measured is not None
     ]
@@ -164,7 +193,7 @@ def report(unit: str) -> Table:
             [
                 row.key,
                 _show(row.predicted) + mark,
-                _show(row.measured),
+                _show(row.measured) + (f" [{row.verdict}]" if row.verdict != "ok" else ""),
                 row.unit,
                 gap,
                 row.source,
@@ -229,6 +258,9 @@ def _parse(line: bytes) -> dict | None:
         entry = json.loads(line)
         if entry["kind"] == "ledger":
             return entry if isinstance(entry["lever"], str) and isinstance(entry["key"], str) else None
+        if entry["kind"] == "help":
+            good = isinstance(entry["key"], str) and isinstance(entry["what"], str) and isinstance(entry["step"], int)
+            return entry if good else None
         _finite(_key(entry["key"]), entry["value"])
     except (ValueError, KeyError, TypeError):
         return None

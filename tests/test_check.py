@@ -1,7 +1,10 @@
 """The grading calls: what is accepted, what each wrong answer is told, and that nothing reaches stderr."""
 
+import concurrent.futures
+import json
 import linecache
 import math
+import signal
 import sys
 from decimal import Decimal
 
@@ -11,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import check
+from helpers import check, hints
 from helpers.check import NotAnswered, Wrong, choice, close, grade, number, require
 
 SLIPS = {"You forgot V.": 23_040, "You counted query heads.": (138_240, 69_120)}
@@ -61,7 +64,9 @@ def test_scalars_of_every_library_are_numbers(answer):
     [
         (float("nan"), "NaN"),
         (float("inf"), "infinite"),
-        ("46080", "without quotes"),
+        ("46080", "without quotes and without commas"),
+        ("46,080", "the text '46,080': write a number without quotes and without commas"),
+        ((46, 80), "2 numbers, (46, 80), which is what Python makes of a comma: write a number without quotes"),
         ("many", "the text 'many'"),
         (True, "truth value"),
         ([46_080], "a list"),
@@ -78,6 +83,30 @@ def test_scalars_of_every_library_are_numbers(answer):
 )
 def test_bad_input_is_told_what_it_is(answer, phrase):
     assert phrase in told(answer)
+
+
+@pytest.mark.parametrize(
+    "answer, expect, options, digits",
+    [
+        (16, 15.7234, {}, 4),
+        (15.7, 15.7234, {}, 4),
+        (0.015, 0.01501, {"rel": 1e-4}, 4),
+        (2.0, 2.0472, {"unit": "GB"}, 4),
+        (130_000, 131_072, {"rel": 0.004}, 3),
+    ],
+)
+def test_the_truth_rounded_too_far_is_told_how_many_digits(answer, expect, options, digits):
+    assert f"right as far as it goes; give {digits} digits" in told(answer, expect, **options)
+
+
+@pytest.mark.parametrize("answer, expect", [(15, 15.7234), (15.6, 15.7234), (20, 15.7234), (10, 15.7), (2, 1)])
+def test_what_is_not_the_truth_rounded_is_not_called_right(answer, expect):
+    assert "right as far" not in told(answer, expect)
+
+
+def test_a_slip_that_is_also_the_truth_rounded_is_told_both():
+    said = told(2.0, 2.0472, slips={"You counted GiB.": 2.0})
+    assert "You counted GiB. Or: that is right as far as it goes; give 4 digits." in said
 
 
 @pytest.mark.parametrize("blank", [None, ...])
@@ -205,6 +234,11 @@ def test_close_names_the_difference(actual, phrase):
     assert phrase in str(caught.value)
 
 
+def test_close_says_every_slip_that_fits():
+    with pytest.raises(Wrong, match="Forgot V. Or: Forgot K."):
+        close([1.0, 2.0], [2.0, 4.0], slips={"Forgot V.": [1, 2], "Forgot K.": [1, 2], "Else.": [5, 5]})
+
+
 def test_close_accepts_lists_and_half_precision():
     close([[0, 1, 2], [3, 4, 5]], torch.arange(6.0).reshape(2, 3))
     close(torch.arange(6, dtype=torch.bfloat16), np.arange(6))
@@ -266,6 +300,44 @@ def test_exception_of_the_learner_names_their_line(exercise, body, phrase):
     assert phrase in str(caught.value)
 
 
+LOOPS = {
+    "plain": "while True:\n        x += 1",
+    "swallows": "while True:\n        try:\n            x += 1\n        except Exception:\n            pass",
+    "swallows all, once": "try:\n        while True:\n            x += 1\n    except:\n        pass\n"
+    "    while True:\n        x += 1",
+}
+
+
+@pytest.mark.parametrize("body", LOOPS.values(), ids=LOOPS)
+def test_an_endless_loop_is_stopped_and_named(exercise, monkeypatch, body):
+    monkeypatch.setattr(check, "CALL_SECONDS", 0.2)
+    handler = signal.getsignal(signal.SIGALRM)
+    exercise(lambda f: check.call(f, 1) and None)
+    with pytest.raises(Wrong, match=r"f\(\) did not come back; it was stopped after 0 s.* It was at your line:  "):
+        grade("99.1", learner(f"def f(x):\n    {body}\n")["f"])
+    assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_an_endless_method_is_stopped_by_the_limit_of_the_whole_check(exercise, monkeypatch):
+    monkeypatch.setattr(check, "CHECK_SECONDS", 0.2)
+    exercise(lambda kind: check.call(lambda: 1) and kind().go())
+    with pytest.raises(Wrong, match=r"go\(\) did not come back"):
+        grade("99.1", learner("class C:\n    def go(self):\n        while True:\n            self.x = 1\n")["C"])
+
+
+def test_an_inner_limit_leaves_the_outer_one_running():
+    with pytest.raises(check._Endless), check._limit(0.3):
+        with check._limit(5):
+            pass
+        while True:
+            pass
+
+
+def test_there_is_no_limit_in_another_thread():
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(check.call, lambda: 7).result() == 7
+
+
 def test_result_of_the_wrong_type_is_not_a_crash(exercise):
     exercise(lambda f: require(check.call(f, 1) + 1 == 2, "no"))
     with pytest.raises(Wrong, match="cannot be used .TypeError"):
@@ -283,6 +355,23 @@ def test_stderr_and_warnings_stay_off_stderr(exercise, capsys):
     assert sys.stderr is before
     out, err = capsys.readouterr()
     assert err == "" and "oops" in out and "✓ 99.1" in out
+
+
+def test_help_is_offered_from_the_second_miss(exercise, monkeypatch, tmp_path):
+    monkeypatch.setattr(check, "_misses", {})
+    monkeypatch.setattr(hints, "FOLDER", tmp_path)
+    hints.unit.cache_clear()
+    entry = {"hints": ["Count V."], "solution": "x = 1", "why": ""}
+    (tmp_path / "u99.json").write_text(json.dumps({"exercises": {"99.1": entry}, "answers": {}, "names": []}))
+    exercise(lambda answer: number(answer, 46_080) and None)
+    said = []
+    for answer in (1, None, 2):
+        with pytest.raises(check.CheckFailed) as caught:
+            grade("99.1", answer)
+        said.append(caught.value.message())
+    assert 'Stuck? check.hint("99.1") gives a first step' in said[2]
+    assert not any("Stuck" in message for message in said[:2])
+    hints.unit.cache_clear()
 
 
 def test_interrupt_passes_through(exercise):

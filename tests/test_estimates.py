@@ -58,6 +58,32 @@ def test_running_a_notebook_again_is_not_hindsight():
     assert "*" not in repr(estimates.report("02"))
 
 
+def test_a_guess_that_was_left_as_it_came_is_nobodys(capsys):
+    estimates.predict("00.read", 10, "GB/s", default=10)
+    assert estimates.estimates() == [] and "10 GB/s is the number that was there" in capsys.readouterr().out
+    estimates.predict("00.read", 12, "GB/s", default=10)
+    assert [row.predicted for row in estimates.estimates()] == [12]
+
+
+def test_a_busy_measurement_says_so_in_the_table():
+    estimates.predict("02.x", 10, "ms")
+    estimates.measured("02.x", 20, verdict="busy")
+    assert "20 [busy]" in repr(estimates.report("02"))
+    assert estimates.calibration()[0].verdict == "busy"
+    estimates.measured("02.x", 11)
+    assert "busy" not in repr(estimates.report("02"))
+
+
+def test_help_is_logged_and_can_be_reported():
+    estimates.helped("04.8", "hint", 1)
+    estimates.helped("04.8", "hint", 2)
+    estimates.helped("04.8", "solution", 1)
+    estimates.helped("05.1", "hint", 1)
+    assert estimates.help_taken("04") == {"04.8": {"hints": 2, "solution": True}}
+    assert estimates.help_taken()["05.1"] == {"hints": 1, "solution": False}
+    assert estimates.estimates() == [] == estimates.ledger_rows()
+
+
 def test_missing_half_is_shown_and_not_divided():
     estimates.predict("02.x", 10, "ms")
     (row,) = estimates.estimates("02")

@@ -1,4 +1,4 @@
-"""`make notebooks`: percent source → solution notebook → what nbgrader releases from it → notebooks/.
+"""`make notebooks`: percent source → solution notebook → what nbgrader releases from it → notebooks/; hints → helpers/.
 
     python -m tools.build            all units, written where they differ
     python -m tools.build 02         one unit
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
+from tools import hints
 from tools.problems import release_problems, source_problems
 from tools.source import solution_notebook
 from tools.units import ROOT, CourseError, Unit, find, nbgrader_config, notebook_text, write_whole
@@ -50,6 +51,7 @@ def build(unit: Unit) -> dict[Path, bytes]:
     notebook = json.loads(files[unit.release])
     _raise(unit, release_problems(solution, notebook))
     files[unit.release] = notebook_text(notebook).encode()
+    files[unit.hints] = hints.to_text(hints.extract(solution)).encode()
     return files
 
 
@@ -64,8 +66,8 @@ def release(course: Path, name: str, config) -> Path:
 
 
 def leftovers(root: Path, units: list[Unit], built: dict[Path, bytes]) -> list[Path]:
-    """Files under notebooks/, and built notebooks under solutions/, that no unit makes (any more)."""
-    keep = set(built) | {u.solution for u in units}
+    """Files under notebooks/, built notebooks under solutions/ and hints that no unit makes (any more)."""
+    keep = set(built) | {u.solution for u in units} | {u.hints for u in units}
     kept_folders = {u.release.parent for u in units if u.release not in built}
     found = [
         path
@@ -75,7 +77,8 @@ def leftovers(root: Path, units: list[Unit], built: dict[Path, bytes]) -> list[P
         and ".ipynb_checkpoints" not in path.parts
         and not any(folder in path.parents for folder in kept_folders)
     ]
-    return found + [p for p in sorted((root / "solutions").glob("*/*.ipynb")) if p not in keep]
+    elsewhere = [*(root / "solutions").glob("*/*.ipynb"), *(root / "helpers" / "exercises").glob("u[0-9][0-9].json")]
+    return found + [path for path in sorted(elsewhere) if path not in keep]
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

@@ -4,6 +4,7 @@ A file that you changed is never overwritten. What this tool last put there is r
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -79,6 +80,16 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _explain_from_the_start() -> None:
+    """Have every kernel of this environment explain cells that need another one first, also after a restart.
+
+    Where the environment cannot be written to, importing `helpers.check` does it, a little later.
+    """
+    with contextlib.suppress(OSError):
+        config = "c = get_config()\nc.InteractiveShellApp.extensions = ['helpers.blanks']\n"
+        write_whole(Path(sys.prefix) / "etc" / "ipython" / "ipython_kernel_config.py", config.encode())
+
+
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.lab",
@@ -104,6 +115,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     command.append(f"--LabApp.default_url=/lab/tree/{first.relative_to(work).as_posix()}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
+    _explain_from_the_start()
     sys.stdout.flush()
     # What nbgrader adds to JupyterLab for instructors would only puzzle a learner.
     settings = os.pathsep.join(filter(None, [str(ROOT / "tools" / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))

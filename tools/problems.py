@@ -40,7 +40,7 @@ def source_problems(number: str, notebook: dict) -> list[str]:
 def release_problems(solution: dict, release: dict) -> list[str]:
     """What is wrong with the notebook that nbgrader made for learners from `solution`."""
     problems = []
-    tested = {exercise_id(c): _names(text(c)).used for c in solution["cells"] if kind(c) == "test"}
+    tested = {exercise_id(c): Names(text(c)).used for c in solution["cells"] if kind(c) == "test"}
     released = {c["id"]: c for c in release["cells"]}
     if [c["id"] for c in solution["cells"]] != list(released):
         problems.append("the released notebook has other cells than the solution")
@@ -55,7 +55,7 @@ def release_problems(solution: dict, release: dict) -> list[str]:
                 f"answer {exercise}: without its solution it is a SyntaxError ({error.msg}, line {error.lineno})"
             )
             continue
-        missing = sorted((_names(text(cell)).bound - _names(stub).bound) & tested[exercise])
+        missing = sorted((Names(text(cell)).bound - Names(stub).bound) & tested[exercise])
         if missing:
             problems.append(
                 f"answer {exercise}: its test uses {', '.join(missing)}, which the learner's notebook no longer "
@@ -96,13 +96,13 @@ def _answer_problems(source: str) -> list[str]:
         tree = ast.parse(source)
     except SyntaxError as error:
         return [f"not plain Python ({error.msg}, line {error.lineno})"]
-    regions = _regions(source, BEGIN_SOLUTION, END_SOLUTION)
-    if not regions:
+    marked = regions(source, BEGIN_SOLUTION, END_SOLUTION)
+    if not marked:
         return [f"no `{BEGIN_SOLUTION}` … `{END_SOLUTION}` region (each marker once, on its own line, in this order)"]
     problems = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            holds = any(node.lineno < begin and end <= node.end_lineno + 1 for begin, end in regions)
+            holds = any(node.lineno < begin and end <= node.end_lineno + 1 for begin, end in marked)
             if holds and not ast.get_docstring(node):
                 problems.append(
                     f"`{node.name}` holds a solution region and has no docstring: "
@@ -112,13 +112,13 @@ def _answer_problems(source: str) -> list[str]:
 
 
 def _test_problems(exercise: str, source: str) -> list[str]:
-    regions = _regions(source, BEGIN_HIDDEN, END_HIDDEN)
-    if not regions:
+    marked = regions(source, BEGIN_HIDDEN, END_HIDDEN)
+    if not marked:
         return [f"no `{BEGIN_HIDDEN}` … `{END_HIDDEN}` region; add assertions that hold if helpers/ was changed"]
     visible = "\n".join(
         line
         for number, line in enumerate(source.splitlines(), start=1)
-        if not any(begin <= number <= end for begin, end in regions)
+        if not any(begin <= number <= end for begin, end in marked)
     )
     problems = []
     for version, code in (("", source), (" without its hidden tests", visible)):
@@ -151,14 +151,14 @@ def _test_problems(exercise: str, source: str) -> list[str]:
 def _dependency_problems(by_kind: dict[str, list[dict]]) -> list[str]:
     """Grading runs setup, parameters, answers and tests only; these must not need what a measurement cell defines."""
     graded = by_kind["setup"] + by_kind["parameters"] + by_kind["answer"] + by_kind["test"]
-    names = {cell["id"]: _names(text(cell)) for cell in graded}
+    of_cell = {cell["id"]: Names(text(cell)) for cell in graded}
     if any("import *" in text(cell) for cell in graded):
         return ["`import *` in a cell that grading runs hides where names come from; import them by name"]
-    available = NOTEBOOK_NAMES.union(*(n.bound for n in names.values()))
-    measured = set().union(*(_names(text(cell)).bound for cell in by_kind["measure"]))
+    available = NOTEBOOK_NAMES.union(*(n.bound for n in of_cell.values()))
+    measured = set().union(*(Names(text(cell)).bound for cell in by_kind["measure"]))
     problems = []
     for cell in graded:
-        for name in sorted(names[cell["id"]].used - available):
+        for name in sorted(of_cell[cell["id"]].used - available):
             why = (
                 'is defined in a cell that grading does not run: move it to a cell with tags=["setup"]'
                 if name in measured
@@ -173,7 +173,7 @@ def _without_magics(source: str) -> str:
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
 
 
-class _names:
+class Names:
     """The names a cell binds at its top level, and those it looks up there; nothing for a cell with magics."""
 
     def __init__(self, source: str):
@@ -197,7 +197,7 @@ class _names:
             self._inner(child)
 
 
-def _regions(source: str, begin: str, end: str) -> list[tuple[int, int]]:
+def regions(source: str, begin: str, end: str) -> list[tuple[int, int]]:
     """Line numbers of each begin and end marker; an empty list when they do not pair up."""
     marks = [
         (number, line.strip())

@@ -42,6 +42,10 @@ class Unit:
     def release(self) -> Path:
         return self.root / "notebooks" / self.name / f"{self.name}.ipynb"
 
+    @property
+    def hints(self) -> Path:
+        return self.root / "helpers" / "exercises" / f"u{self.number}.json"
+
 
 def find(root: Path = ROOT, selection: list[str] | None = None) -> list[Unit]:
     """The units of the course at `root`, in order; `selection` keeps those named by number or name.

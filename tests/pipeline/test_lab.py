@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 
@@ -107,12 +108,15 @@ def test_jupyterlab_opens_on_the_copy_with_the_learners_options(course, monkeypa
     started = {}
     monkeypatch.setattr(os, "execve", lambda path, command, env: started.update(command=command, env=env))
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.setattr(sys, "prefix", str(work.parent / "environment"))
     lab.main(["--no-browser", "--port", "8899"], release.parent)
     assert started["command"][-3:] == ["--no-browser", "--port", "8899"]
     assert f"--ServerApp.root_dir={work}" in started["command"]
     assert "--LabApp.default_url=/lab/tree/00-clock/00-clock.ipynb" in started["command"]
     assert "--allow-root" in started["command"]
     assert started["env"]["COURSE_HOME"] == str(work / ".course")
+    config = work.parent / "environment" / "etc" / "ipython" / "ipython_kernel_config.py"
+    assert "helpers.blanks" in config.read_text()
 
 
 def test_without_notebooks_it_says_what_to_do(tmp_path, capsys):

@@ -1,0 +1,115 @@
+"""What is still blank, and what a cell says that fails because of it.
+
+`install` gives the notebook's kernel a handler: where a cell fails and uses an answer that is blank, or a name that
+only a cell above defines, it says so instead of a traceback through torch. Importing `helpers.check` installs it; `make
+lab` has every kernel do so from its start, so that it also works after a restart.
+"""
+
+import ast
+import dis
+import re
+import sys
+import types
+from pathlib import Path
+
+from helpers import hints
+from helpers.friendly import Friendly
+
+
+class CannotRun(Friendly, Exception):
+    """A cell that needs another one first; notebooks show its message alone."""
+
+
+def is_blank(value) -> bool:
+    return value is None or value is ...
+
+
+def is_stub(function) -> bool:
+    """True for a Python function whose body is a docstring, `pass` or `...` and nothing else."""
+    if isinstance(function, (staticmethod, classmethod)):
+        function = function.__func__
+    if not isinstance(function, types.FunctionType):
+        return False
+    code = function.__code__
+    return not code.co_names and all(
+        step.opname in {"RESUME", "NOP", "RETURN_VALUE", "MAKE_CELL", "COPY_FREE_VARS"}
+        or (step.opname in {"LOAD_CONST", "RETURN_CONST"} and step.argval is None)
+        for step in dis.get_instructions(code)
+    )
+
+
+def blank_in(label: str, value) -> str | None:
+    """What in `value` is still blank, as the learner would write it ("kv_gb['8k']", "Cache.append", "f()"), or None."""
+    if is_blank(value):
+        return label
+    if isinstance(value, dict):
+        return next((f"{label}[{key!r}]" for key, part in value.items() if is_blank(part)), None)
+    if isinstance(value, list):
+        return next((f"{label}[{i}]" for i, part in enumerate(value) if is_blank(part)), None)
+    if isinstance(value, type):
+        return next((f"{value.__name__}.{key}" for key, part in vars(value).items() if is_stub(part)), None)
+    return f"{value.__name__}()" if is_stub(value) else None
+
+
+def reason(error: BaseException, source: str, space: dict, unit: str) -> str | None:
+    """Why a cell of `unit` ("04") failed, if it is for want of another cell; None for an error of its own.
+
+    Args:
+        source: of the cell.
+        space: the names of the notebook.
+    """
+    known = hints.unit(unit)
+    if isinstance(error, NameError) and error.name in {*known["answers"], *known["names"]} - _assigned(source):
+        return (
+            f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
+            "Run → Run All Above Selected Cell; then run this cell again."
+        )
+    for name in _used(source):
+        exercise = known["answers"].get(name)
+        if exercise and name in space and (missing := blank_in(name, space[name])):
+            return (
+                f"This cell needs exercise {exercise}, which is still blank ({missing}). Fill it in and run it first."
+            )
+    return None
+
+
+def install() -> None:
+    """Let the running notebook kernel explain cells that fail for want of another; nothing where there is none."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        load_ipython_extension(shell)
+
+
+def load_ipython_extension(shell) -> None:
+    """The entry point by which IPython loads this module as an extension."""
+    shell.set_custom_exc((Exception,), _show)
+
+
+def _show(shell, kind, error, trace, tb_offset=None) -> None:
+    why = None
+    folder = re.match(r"(\d\d)-", Path.cwd().name)
+    if folder and not isinstance(error, Friendly):
+        why = reason(error, shell.user_ns["_ih"][-1], shell.user_ns, folder[1])
+    if why is None:
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
+    else:
+        shell.showtraceback((CannotRun, CannotRun(why), None))
+
+
+def _parsed(source: str) -> ast.AST:
+    try:
+        return ast.parse(
+            "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+        )
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _used(source: str) -> list[str]:
+    names = [n for n in ast.walk(_parsed(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    return list(dict.fromkeys(n.id for n in sorted(names, key=lambda n: (n.lineno, n.col_offset))))
+
+
+def _assigned(source: str) -> set[str]:
+    """Names that the cell itself sets: a NameError of theirs comes from its own order, not from a cell above."""
+    return {n.id for n in ast.walk(_parsed(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

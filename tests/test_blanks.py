@@ -1,0 +1,80 @@
+"""A cell that fails for want of another one says which, in one line; a mistake of its own keeps its traceback."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from helpers import blanks, hints
+
+KNOWN = {
+    "exercises": {},
+    "answers": {"kv_bytes": "04.1", "attend": "04.8", "Cache": "04.9"},
+    "names": ["np", "model"],
+}
+
+
+@pytest.fixture(autouse=True)
+def unit(monkeypatch):
+    monkeypatch.setattr(hints, "unit", lambda number: KNOWN)
+
+
+def stub(q):
+    """Attention."""
+
+
+class Stubs:
+    def append(self, k):
+        """Keep k."""
+
+
+@pytest.mark.parametrize(
+    "source, space, said",
+    [
+        ("attend(kv_bytes)", {"attend": stub, "kv_bytes": 1}, "needs exercise 04.8, which is still blank (stub())"),
+        ("kv_bytes + 1", {"kv_bytes": None}, "needs exercise 04.1, which is still blank (kv_bytes)"),
+        ("f(kv_bytes)", {"kv_bytes": {"8k": None}}, "(kv_bytes['8k'])"),
+        ("%matplotlib inline\nCache().append(1)", {"Cache": Stubs}, "04.9, which is still blank (Stubs.append)"),
+        ("attend(1)", {"attend": lambda q: q + None}, None),
+        ("other(1)", {"other": None, "kv_bytes": None}, None),
+    ],
+)
+def test_a_blank_answer_is_named(source, space, said):
+    why = blanks.reason(TypeError("unsupported"), source, space, "04")
+    assert said in why if said else why is None
+
+
+@pytest.mark.parametrize(
+    "name, source, explained",
+    [
+        ("model", "model.decode()", True),
+        ("attend", "attend(1)", True),
+        ("modle", "modle.decode()", False),
+        ("np", "print(np)\nnp = 1", False),
+    ],
+)
+def test_a_name_of_a_cell_above_is_told_from_a_typing_mistake(name, source, explained):
+    why = blanks.reason(NameError(f"name {name!r} is not defined", name=name), source, {}, "04")
+    assert ("Run All Above" in why and f"`{name}`" in why) if explained else why is None
+
+
+def test_what_a_notebook_shows(tmp_path):
+    """In a real kernel, in a unit's folder: the blank of 00.2, a name of the set-up, and a mistake of one's own."""
+    cells = [
+        "from helpers import check",
+        "ridge_flop_per_byte = None",
+        "print(ridge_flop_per_byte / 2)",
+        "time_step",
+        "1 / 0",
+        "check.grade('00.2', ridge_flop_per_byte, 1)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    folder = tmp_path / "00-clock"
+    folder.mkdir()
+    NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, allow_errors=True, timeout=120).execute()
+    shown = [cell.outputs[0] if cell.outputs else None for cell in notebook.cells]
+    assert shown[:2] == [None, None]
+    blank, missing, own, graded = ("\n".join(output.traceback) for output in shown[2:])
+    assert blank.startswith("This cell needs exercise 00.2, which is still blank") and "Traceback" not in blank
+    assert "`time_step` is not there yet" in missing and "Run All Above" in missing
+    assert "ZeroDivisionError" in own and "Traceback" in own
+    assert graded.startswith("… exercise 00.2 is not answered yet") and "Traceback" not in graded
