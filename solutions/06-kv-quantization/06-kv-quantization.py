@@ -3,13 +3,13 @@
 #
 # ## The question
 #
-# An engineer turns on a 4-bit KV cache. The dashboards say: memory went down, and TPOT went **up**. A colleague
-# has the opposite story: 8 bits, half the memory, and 20 % more tokens per second at 32k. A third one turned it on
-# and the model forgot what it had been told. All three are right. **How many bytes does a quantised cache really
-# read, when does reading less make a step faster, and what does the model lose?**
+# An engineer turns on a 4-bit KV cache. Memory goes down, and TPOT goes **up**. A colleague has the opposite
+# story: 8 bits, half the memory, and 20 % more tokens per second at 32k. A third tells of a model that no longer
+# finds what it was told. All three are true. **How many bytes does a quantised cache really read, when does
+# reading less make a step faster, and what does the model lose?**
 #
-# You will count the bytes, write the quantisers, run the real model on what they give back, and time two ways of
-# reading the same packed cache. (About 70 minutes.)
+# You will count the bytes, write the quantisers, run the real model on what they give back, and time several
+# ways of reading a packed cache. (About 70 minutes.) First, the stories:
 
 # %% tags=["parameters"]
 device = "auto"  # "cpu", "cuda", "mps"
@@ -25,15 +25,30 @@ from helpers.models.geometry import get
 
 plots.use()
 
+# %%
+faster = data.measurement("vllm-l4-fp8")["data"][3]
+slower = data.measurement("fp8-kv-slower")["data"][1]
+lost = data.measurement("vllm-fp8-accuracy")["data"][0]
+speed, found = "tokens/s at 32k", "% of needles found at 128k"
+stories = [
+    ["Qwen3-4B on an L4", speed, faster["bf16"], faster["fp8"]],
+    ["27B on 2 Arc Pro B50", speed, slower["fp16_tok_s"], slower["fp8_tok_s"]],
+    ["an H100", found, lost["niah_128k_bf16"], lost["fp8_before_fix"]],
+]
+rows = [[str(entry) for entry in story] for story in stories]
+header = ["where", "what", "16-bit cache", "fp8 cache"]
+estimates.Table(header, rows, "The last two have since been reported as fixed.")
+
 # %% [markdown]
 # ## Predict
 #
 # *Quantising* writes a number as one of a few **levels**: 256 of them in int8, 16 in int4. To turn a level back
 # into a number one needs a **scale** (how far apart the levels are), and often a **zero** (the number that level 0
-# stands for). A whole group of numbers shares one scale and one zero, and these are bytes too.
+# stands for). A whole group of numbers shares one scale and one zero, and these are bytes too. **fp8** is a small
+# floating-point number of one byte.
 #
-# **Exercise 06.1.** Llama-3.1-8B has 32 layers, 8 KV heads and a head_dim of 128; in bfloat16 a token leaves
-# 131,072 bytes. How many bytes does it leave under each of these schemes? Count K and V, scales and zeros.
+# **Exercise 06.1.** Llama-3.1-8B has 32 layers, 8 KV heads and a head_dim of 128; in bfloat16 the cache takes
+# 131,072 bytes for each token. How many does it take under each of these schemes? Count K and V, scales and zeros.
 
 # %% answer="06.1"
 quantized_bytes = {  # bytes for one token, all layers
@@ -59,28 +74,28 @@ from helpers import check
 
 check.grade("06.1", quantized_bytes)
 ### BEGIN HIDDEN TESTS
-assert [float(value) for value in quantized_bytes.values()] == [
-    65_536,
-    66_560,
-    36_864,
-    40_960,
-], "a count is off"
+right = {"fp8, no": 65_536, "int8, a": 66_560, "of 64": 36_864, "of 32": 40_960}
+for name, value in quantized_bytes.items():
+    expect = next(right[part] for part in right if part in name)
+    assert abs(float(value) - expect) < 0.5, f"{name} is off"
+assert len(quantized_bytes) == 4, "four schemes"
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # "INT4 quarters the cache" is what most articles say. You just counted 28 % and 31 %.
 #
-# Fewer bytes, and yet more work: every number has to be converted, and the engine launches extra kernels to
-# quantise what is new. So a quantised cache has its own line, TPOT = intercept + slope · context, with a smaller
-# slope and, usually, a larger intercept. vLLM measured both lines for Llama-3.1-8B, batch 1 (slope in ms per token
-# of context, intercept in ms):
+# Fewer bytes, but also more work: an engine has to quantise what is new, and unless its attention computes in the
+# small type itself, it has to convert what it reads. So a quantised cache has its own line, TPOT = intercept +
+# slope · context, with a smaller slope and, usually, a larger intercept. vLLM measured both lines for Llama-3.1-8B,
+# batch 1 (slope in ms per token of context, intercept in ms):
 #
 # | GPU | bf16 slope | bf16 intercept | fp8 slope | fp8 intercept |
 # |---|---|---|---|---|
 # | H100 | 4.37e-5 | 6.44 | 2.37e-5 | 6.58 |
 # | B200 | 1.80e-5 | 3.93 | 9.72e-6 | 3.96 |
 #
-# **Exercise 06.2.** From how many tokens of context on is fp8 the faster one?
+# **Exercise 06.2.** From how many tokens of context on is fp8 the faster one? (The intercepts are rounded to 0.01
+# ms; an answer within that rounding is right.)
 
 # %% answer="06.2"
 break_even_tokens = {"H100": None, "B200": None}  # tokens of context
@@ -96,15 +111,14 @@ from helpers import check
 
 check.grade("06.2", break_even_tokens)
 ### BEGIN HIDDEN TESTS
-assert (
-    abs(float(break_even_tokens["H100"]) - 7_000) < 20
-    and abs(float(break_even_tokens["B200"]) - 3_623) < 20
-)
+assert abs(float(break_even_tokens["H100"]) - 7_000) < 510, "H100 is off"
+assert abs(float(break_even_tokens["B200"]) - 3_623) < 1_220, "B200 is off"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# vLLM's own figure for the H100 is 7,010. A chat of two thousand tokens is *slower* with the smaller cache, if only
-# by 0.1 ms a token.
+# vLLM's own figures are 7,010 for the H100 and "roughly 4k" for the B200, where 0.03 ms is the difference of two
+# rounded numbers: it may be 2,400 or 4,800 as well. On the H100 a chat of two thousand tokens is *slower* with the
+# smaller cache, if only by 0.1 ms a token.
 #
 # ## Build
 #
@@ -140,11 +154,13 @@ numbers, scale = quantize_int8(probe)
 assert numbers.dtype == torch.int8 and numbers.tolist() == [
     [[[-127, 50, 100], [0, 15, -127]]]
 ], "wrong numbers"
-assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]])), "wrong scales"
+assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]]), rtol=1e-3), (
+    "wrong scales"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# With 16 levels there is none to waste, and keys are seldom centred on 0. An **asymmetric** quantiser spends its
+# With only 16 levels every one counts, and keys are seldom centred on 0. An **asymmetric** quantiser spends its
 # levels between the smallest and the largest number: level 0 is the minimum, the top level the maximum.
 #
 # **Exercise 06.4.** Write it for any number of bits, along any dimension.
@@ -178,16 +194,17 @@ levels, scale, zero = quantize_levels(
 assert levels.tolist() == [[0, 1, 1, 3], [0, 3, 1, 0]], (
     "wrong levels along the last dimension"
 )
-assert scale.flatten().tolist() == [1.0, 1.0] and zero.flatten().tolist() == [
-    -1.0,
-    5.0,
-], "wrong scale or zero"
+assert torch.allclose(scale.float(), torch.ones(2, 1), rtol=1e-3), "wrong scale"
+assert torch.allclose(zero.float(), torch.tensor([[-1.0], [5.0]]), rtol=1e-3), (
+    "wrong zero"
+)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# There is no 4-bit number in torch. Two levels share a byte: the **low nibble** (`byte & 15`) and the **high
-# nibble** (`byte >> 4`). The kernels of this course want the first half of a head's dims in the low nibbles and the
-# second half in the high ones, so that a whole vector is unpacked with one mask and one shift.
+# torch names 4-bit types (`torch.uint4`) and computes with none of them, so you pack by hand. Two levels share a
+# byte: the **low nibble** (`byte & 15`) and the **high nibble** (`byte >> 4`). The kernels of this course want the
+# first half of a head's dims in the low nibbles and the second half in the high ones, so that a whole vector is
+# unpacked with one mask and one shift.
 #
 # **Exercise 06.5.** Pack them.
 
@@ -217,12 +234,12 @@ assert packed.dtype == torch.uint8 and packed.tolist() == [
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Back again: `torch.cat((packed & 15, packed >> 4), dim=-1)`, which is all that a kernel has to do for each byte it
-# reads, before it can scale and multiply.
-
-# %% [markdown]
-# Before you choose who shares a scale, look at what is to be quantised: the keys and values that the real model
-# computes. The next cell loads it and reads 2,048 tokens of the Python documentation.
+# Unpacking is one line, `torch.cat((packed & 15, packed >> 4), dim=-1)`: all that a kernel does to each byte that it
+# reads before it can scale and multiply.
+#
+# Before you decide who shares a scale, look at what is to be quantised: the keys and values that the real model
+# computes. The next cell loads it and reads 2,048 tokens of the Python documentation. The one after it draws the mean
+# magnitude of each dim of one head, and prints how far the largest stands out in all of them.
 
 # %%
 from helpers.clock import devices
@@ -235,23 +252,21 @@ tokens = text.tokens(2_049, tokenizer).to(spot)
 cache = FullCache(model.geometry, 2_048, device=spot)
 _ = model.prefill(tokens[None, :2_048], cache)
 
-# %%
+# %% jupyter={"source_hidden": true}
 layer, head = 15, 0
 _, panels = plt.subplots(1, 2, figsize=(10.5, 3.8), sharey=True)
-for ax, name, stored in zip(
-    panels, ("keys", "values"), (cache.keys, cache.values), strict=True
-):
-    size = stored[layer, 0, head].abs().mean(dim=0).cpu()
-    ax.bar(range(64), size, color=plots.BLUE if name == "keys" else plots.ORANGE)
-    ax.set(
-        title=f"{name}: largest ÷ median {size.max() / size.median():.1f}",
-        xlabel="dim of the head (index)",
-    )
-    every = stored[:, 0].abs().mean(dim=2)  # [layers, kv_heads, head_dim]
-    ratio = (every.amax(-1) / every.median(-1).values).median()
+for ax, name in zip(panels, ("keys", "values"), strict=True):
+    magnitude = (
+        getattr(cache, name)[:, 0].abs().mean(dim=2).cpu()
+    )  # [layers, kv_heads, head_dim]
+    stands_out = magnitude.amax(-1) / magnitude.median(-1).values
     print(
-        f"{name}, all layers and heads: the largest dim is {ratio:.1f} times the median one (median of the heads)"
+        f"{name}: the largest dim is {stands_out.median():.1f} times the median one (median of all heads)"
     )
+    colour = plots.BLUE if name == "keys" else plots.ORANGE
+    ax.bar(range(64), magnitude[layer, head], color=colour)
+    ax.set_title(f"{name}: largest ÷ median {stands_out[layer, head]:.1f}")
+    ax.set_xlabel("dim of the head (index)")
 _ = panels[0].set_ylabel("mean magnitude (model units)")
 
 # %% [markdown]
@@ -259,9 +274,9 @@ _ = panels[0].set_ylabel("mean magnitude (model units)")
 # values of this head have nothing like it. If a token's 64 key dims share one scale, the outlier decides how far
 # apart the levels are, and each of the other dims has only a few of the 16 levels left.
 #
-# The way out, as in KIVI: let a **channel** share a scale across a block of tokens. Then an outlier channel has its
-# own wide scale and troubles nobody. Values stay per token. (KVQuant, too, gives each key channel a scale of its
-# own, but fixes it beforehand on sample text, and quantises keys *before* rotation, which mixes pairs of channels.)
+# The way out, as in KIVI: let a **channel** share a scale across a block of tokens. Then an outlier channel has a wide
+# scale of its own and harms no other. Values stay per token. (KVQuant, too, quantises keys per channel, but *before*
+# rotation, which mixes pairs of channels.)
 #
 # **Exercise 06.6.** Write what such a cache gives back. `unflatten` splits a dimension: a tensor [b, h, t, d] with
 # `.unflatten(2, (-1, size))` becomes [b, h, t/size, size, d], and `.flatten(2, 3)` undoes it.
@@ -294,14 +309,14 @@ grid = torch.cat((lanes, lanes * 100))[
     None, None
 ]  # 8 tokens, 4 dims: in each block a dim lies on 4 levels of its own
 back, _ = restore_kv(grid, grid, bits=2, size=4)
-assert torch.allclose(back.float(), grid, atol=0.05), (
+assert torch.allclose(back.float(), grid, rtol=0.01, atol=0.05), (
     "keys: each dim has its own scale in each block of tokens"
 )
 mirror = (
     grid.mT.contiguous()
 )  # 4 tokens, 8 dims: in each group a token lies on 4 levels of its own
 _, back = restore_kv(mirror, mirror, bits=2, size=4)
-assert torch.allclose(back.float(), mirror, atol=0.05), (
+assert torch.allclose(back.float(), mirror, rtol=0.01, atol=0.05), (
     "values: each token has its own scale in each group of dims"
 )
 between = torch.tensor([[0.4], [0.0], [0.0], [0.0]]).repeat(2, 4)[None, None] + grid
@@ -311,13 +326,13 @@ assert min(gone) > 0.1, "2 bits have 4 levels: what lies between them is lost"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 06.7.** Now count for any scheme. `bits` per number, one scale (and zero) of `extra_bytes` together for
-# each `group` numbers. Your function is held against the tensors of real caches.
+# **Exercise 06.7.** Now count for any scheme: `bits` for each number, and for each `group` of numbers `extra_bytes`,
+# scale and zero together. Your function is held against the tensors of real caches.
 
 
 # %% answer="06.7"
 def quantized_bytes_per_token(geometry, bits, group, extra_bytes):
-    """Bytes that one token leaves, all layers, K and V, scales and zeros included.
+    """Bytes of cache for one token: all layers, K and V, scales and zeros included.
 
     Example: Llama-3.1-8B, 4 bits, groups of 64, 4 extra bytes → 36,864.
     """
@@ -333,39 +348,39 @@ from helpers import check
 check.grade("06.7", quantized_bytes_per_token)
 ### BEGIN HIDDEN TESTS
 llama = get("Llama-3.1-8B")
-assert float(quantized_bytes_per_token(llama, 4, 64, 4)) == 36_864, (
-    "int4 in groups of 64"
-)
-assert float(quantized_bytes_per_token(llama, 3, 32, 4)) == 32_768, (
-    "int3 in groups of 32"
-)
-assert float(quantized_bytes_per_token(get("SmolLM2-135M"), 8, 64, 4)) == 12_240, (
-    "int8 of the small model"
-)
+small = get("SmolLM2-135M")
+for model_shape, scheme, expect in (
+    (llama, (4, 64, 4), 36_864),
+    (llama, (3, 32, 4), 32_768),
+    (small, (8, 64, 4), 12_240),
+):
+    counted = float(quantized_bytes_per_token(model_shape, *scheme))
+    assert abs(counted - expect) < 0.5, f"bits, group, extra bytes {scheme}"
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # ## Measure
 #
-# First the error of the cache itself. Your two functions, on the real keys and values of all layers: how far is
-# what comes back from what was stored, relative to its size?
+# First the error of the cache itself. Your `quantize_levels`, on the real keys and values of all layers: how far is
+# what comes back from what was stored, relative to its size? The plot has one line for each choice of who shares.
 
 
 # %%
 def relative_error(x, dim, bits, size=32):
-    """Error of one tensor [layers, batch, kv_heads, t, head_dim] with scales shared along `dim`."""
+    """Error in % of the norm; x [layers, batch, kv_heads, t, head_dim], scales shared along `dim`."""
     parts = x.unflatten(dim, (-1, size))
     levels, scale, zero = quantize_levels(parts, bits, dim + 1)
-    return float((levels * scale + zero - parts).norm() / parts.norm())
+    return 100 * float((levels * scale + zero - parts).norm() / parts.norm())
 
 
 bits = [2, 3, 4, 8]
 stored = {"keys": cache.keys[..., :2_048, :], "values": cache.values[..., :2_048, :]}
-errors = {
-    f"{name} per {who}": [100 * relative_error(x, dim, b) for b in bits]
-    for name, x in stored.items()
-    for who, dim in (("token", 4), ("channel", 3))
-}
+errors = {}
+for name, x in stored.items():
+    errors[f"{name} per token"] = [relative_error(x, 4, b) for b in bits]
+    errors[f"{name} per channel"] = [relative_error(x, 3, b) for b in bits]
+
+# %% jupyter={"source_hidden": true}
 _ = plots.curve(
     None,
     bits,
@@ -380,21 +395,25 @@ _ = plots.curve(
 # For which of the two, keys or values, does it matter who shares? (Where it matters little, per token is the simpler
 # choice: a token can be packed as it arrives, while a channel has to wait until its block of tokens is full.)
 #
-# And is a few per cent of error much? Ask the model: its perplexity on the documentation, tokens 512 to 2,048, with
+# And is an error of a few per cent a lot? Ask the model: its perplexity on the documentation, tokens 512 to 2,048, with
 # each token reading back what the scheme gives.
 #
 # One scheme is new. **fp8 e4m3** spends its byte as a small floating-point number: a sign, 4 bits of exponent, 3 bits
 # of mantissa. It reaches ±448, and rounding is off by at most 1/16 of each number (from 2⁻⁶ up), whatever its
-# neighbours are, so that it needs no groups. As a format to *store* in it works anywhere, converted in software where
-# the chip knows no fp8.
+# neighbours are. As a format to *store* in it works anywhere, converted in software where the chip knows no fp8.
 #
-# First your guess. Two schemes have 4 bits; how much worse than the exact cache is each, in %?
+# First your guesses. fp8 and int8 both take one byte a number, and two schemes take 4 bits. How much worse than the
+# exact cache is each, in %?
 
 # %%
-guess_keys_per_token = 5.0  # % more perplexity: change it before you run the next cell
-guess_keys_per_channel = 1.0
-estimates.predict("06.ppl_rise_int4_keys_per_token", guess_keys_per_token, "%")
-estimates.predict("06.ppl_rise_int4_keys_per_channel", guess_keys_per_channel, "%")
+guesses = {  # % more perplexity: change them before you run the next cell
+    "fp8": 1.0,
+    "int8 per token": 1.0,
+    "int4 per token": 5.0,
+    "int4 K per channel": 5.0,
+}
+for name, guess in guesses.items():
+    estimates.predict(f"06.ppl_rise_{name.replace(' ', '_')}", guess, "%")
 
 # %%
 from helpers.caches import RoundTripCache
@@ -403,44 +422,38 @@ from helpers.kernels import quantize
 from helpers.quality.perplexity import perplexity
 
 
-def per_token(bits, size=64):
-    """Keys and values both per token, in groups of `size` dims."""
-
-    def restore(k, v):
-        parts = [x.unflatten(3, (-1, size)) for x in (k, v)]
-        return [
-            (levels * scale + zero).flatten(3, 4)
-            for levels, scale, zero in (quantize_levels(x, bits, 4) for x in parts)
-        ]
-
-    return restore
+# %%
+def per_token(x, bits, size=64):
+    """One tensor of keys or values, each token in groups of `size` dims."""
+    levels, scale, zero = quantize_levels(x.unflatten(3, (-1, size)), bits, 4)
+    return (levels * scale + zero).flatten(3, 4)
 
 
-def int8_both(k, v):
-    return [numbers * scale[..., None] for numbers, scale in map(quantize_int8, (k, v))]
+def int8(x):
+    numbers, scale = quantize_int8(x)
+    return numbers * scale[..., None]
 
 
-def fp8_both(k, v):
-    return [
-        quantize.to_fp8(x.cpu()).float().to(x.device) for x in (k, v)
-    ]  # torch has no fp8 on MPS
+def fp8(x):  # by way of the CPU, since torch has no fp8 on MPS
+    return quantize.to_fp8(x.cpu()).float().to(x.device)
 
 
-schemes = {
+# %%
+schemes = {  # what is read back of the keys k and values v that came
     "exact": lambda k, v: (k, v),
-    "fp8": fp8_both,
-    "int8 per token": int8_both,
-    "int4 per token": per_token(4),
+    "fp8": lambda k, v: (fp8(k), fp8(v)),
+    "int8 per token": lambda k, v: (int8(k), int8(v)),
+    "int4 per token": lambda k, v: (per_token(k, 4), per_token(v, 4)),
     "int4 K per channel": lambda k, v: restore_kv(k, v, 4, 64),
 }
 if budget == "full":
     schemes["int4 K per channel, 32"] = restore_kv
     schemes["int3 K per channel"] = lambda k, v: restore_kv(k, v, 3, 64)
     schemes["int2 K per channel"] = lambda k, v: restore_kv(k, v, 2, 64)
-    schemes["int2 per token"] = per_token(2)
+    schemes["int2 per token"] = lambda k, v: (per_token(k, 2), per_token(v, 2))
 
 # %% [markdown]
-# (About six seconds a scheme on two cores.)
+# Perplexity under each scheme (about six seconds a scheme on two idle cores), and how far it is above the exact cache.
 
 # %%
 from tqdm import tqdm
@@ -450,89 +463,106 @@ perplexities = {}
 for name, restore in tqdm(schemes.items(), desc="perplexity", file=sys.stdout):
     held = RoundTripCache(model.geometry, 2_049, restore, device=spot)
     perplexities[name] = perplexity(model, held, tokens)
-rise = {
-    name: 100 * (value / perplexities["exact"] - 1)
-    for name, value in perplexities.items()
-}
-estimates.Table(
-    ["scheme", "perplexity", "against exact"],
-    [[name, f"{perplexities[name]:.2f}", f"{rise[name]:+.1f} %"] for name in schemes],
-)
+exact = perplexities["exact"]
+rise = {name: 100 * (p / exact - 1) for name, p in perplexities.items()}
+for name in guesses:
+    estimates.measured(f"06.ppl_rise_{name.replace(' ', '_')}", rise[name])
 
-# %%
-estimates.measured(
-    "06.ppl_rise_int4_keys_per_token",
-    rise["int4 per token"],
-    residual="outlier channels of the keys",
-)
-estimates.measured("06.ppl_rise_int4_keys_per_channel", rise["int4 K per channel"])
+# %% jupyter={"source_hidden": true}
 shown = [name for name in schemes if name != "exact"]
-ax = plots.bars(
+_ = plots.bars(
     None,
     [name.replace(" ", "\n", 1) for name in shown],
     [rise[name] for name in shown],
     ylabel="perplexity above exact (%)",
-    title="SmolLM2-135M, 1,536 tokens",
+    title=f"SmolLM2-135M, 1,536 tokens; exact {exact:.2f}",
     form="{:+.1f}",
 )
 
 # %% [markdown]
-# The same number of bits, and a several-fold difference in what they cost: who shares the scale matters more than
-# whether there are 4 bits or 8.
+# At 4 bits, who shares the scale matters more than whether there are 4 bits or 8. And for the same byte fp8 loses more
+# than int8. Why? Compare what each does to the cache itself; then give fp8 a scale for each token, too.
+
+
+# %%
+def fp8_scaled(x):
+    scale = x.abs().amax(dim=-1, keepdim=True) / 448
+    return fp8(x / scale) * scale
+
+
+rows = []
+for name, back in (("int8", int8), ("fp8", fp8), ("fp8, scaled", fp8_scaled)):
+    for what, x in stored.items():
+        x = x.flatten(0, 1)
+        missed = 100 * float((back(x) - x).norm() / x.norm())
+        rows.append([name, what, f"{missed:.2f} %"])
+estimates.Table(["one byte a number", "of", "error (% of the norm)"], rows)
+
+# %% [markdown]
+# The scale changes little: with 3 bits of mantissa each number is off by up to 1/16 of itself, however it is scaled.
+# int8 has 127 even steps up to the largest number of the token, which is finer for all that are large enough to count.
+# What a scale is for in fp8 is its *range*: beyond 448 numbers are clipped, and below 2⁻⁶ the steps get coarser.
+# This model stays within it. vLLM's default is a scale of 1 too, and its documentation recommends to **calibrate**
+# scales on sample text; where values did exceed the range (vllm-project/vllm#54705), that won back about half of what
+# was lost on MATH-500, though within the noise of three runs. When the weights change, the scales have to follow:
+# verl-project/verl#4435 computes them anew after each step of training.
 #
 # Now time. A packed cache can be read in two ways. **Naive**: dequantise all of it into full precision, then
-# attend. **Fused**: the attention kernel reads the packed bytes and converts them in registers. Same bytes at rest.
-# (A device without kernels of its own, such as MPS, has no fused form: its plain torch is naive in every line.)
-# The prediction from bytes alone, for one step at the longest context:
+# attend. **Fused**: the attention kernel reads the packed bytes and converts them in registers. The bytes at rest are
+# the same. (A device without kernels of its own, such as MPS, has no fused form, and on CUDA keys per channel have
+# none: their label says so.)
+#
+# The caches below keep their scales and zeros in 4 bytes each, so that int4 in groups of 64 takes 5 bits a number and
+# not the 4.5 of exercise 06.1 (and a little more per channel, where up to 64 keys wait in full precision for their block
+# to fill). Both int4 schemes whose perplexity you just saw are timed. The prediction comes from bytes alone, for one step
+# at the longest context:
 
 # %%
-from helpers.caches import Fp8Cache, Int4TokenCache, Int8Cache
+from helpers.caches import Fp8Cache, Int4ChannelCache, Int4TokenCache, Int8Cache
 
 contexts = [512, 2_048, 4_096] if budget == "quick" else [512, 2_048, 4_096, 8_192]
-capacity = contexts[-1] + 32
-card = devices.card(spot)
+size = {"capacity": contexts[-1] + 64, "device": spot}
+channel = Int4ChannelCache(model.geometry, group=64, block=64, **size)
 caches = {
-    "float32": FullCache(model.geometry, capacity, device=spot),
-    "int8 naive": Int8Cache(model.geometry, capacity, fused=False, device=spot),
-    "int8 fused": Int8Cache(model.geometry, capacity, device=spot),
-    "int4 fused": Int4TokenCache(model.geometry, capacity, device=spot),
+    "float32": FullCache(model.geometry, **size),
+    "int8 naive": Int8Cache(model.geometry, fused=False, **size),
+    "int8 fused": Int8Cache(model.geometry, **size),
+    "int4 per token": Int4TokenCache(model.geometry, group=64, **size),
+    "int4 K per channel" + ", naive" * (not channel.fused): channel,
 }
-if (
-    fp8 := Fp8Cache(model.geometry, capacity, device=spot)
-).fused:  # timed only where the chip reads fp8 itself
-    caches["fp8 fused"] = fp8
-per_token_bytes = {name: cache.nbytes / capacity for name, cache in caches.items()}
-for name, size in per_token_bytes.items():
-    floor = (
-        1e3 * (model.weight_bytes + contexts[-1] * size) / card.read_bytes_per_second
-    )
-    estimates.predict(f"06.tpot_ms_{name.replace(' ', '_')}", floor, "ms")
-    print(
-        f"{name:11} {size:8,.0f} bytes a token, {floor:6.1f} ms at {contexts[-1]:,} tokens"
-    )
+if (e4m3 := Fp8Cache(model.geometry, **size)).fused:  # only where the chip reads fp8
+    caches["fp8 fused"] = e4m3
 
 # %%
-engines = {name: (model, cache) for name, cache in caches.items()}
+card = devices.card(spot)
+per_token_bytes = {
+    name: held.nbytes / size["capacity"] for name, held in caches.items()
+}
+rows = []
+for name, each in per_token_bytes.items():
+    read = model.weight_bytes + contexts[-1] * each
+    floor = 1e3 * read / card.read_bytes_per_second
+    estimates.predict(f"06.tpot_ms_{name.replace(' ', '_')}", floor, "ms")
+    bits = 32 * each / per_token_bytes["float32"]
+    rows.append([name, f"{bits:.1f}", f"{each:,.0f}", f"{floor:.1f} ms"])
+header = ["cache", "bits per number", "bytes a token", f"step at {contexts[-1]:,}"]
+estimates.Table(header, rows)
+
+# %%
+engines = {name: (model, held) for name, held in caches.items()}
 timed = sweeps.decode_sweep(engines, contexts, budget)
 measured = {name: np.array([timed[name][c].ms for c in contexts]) for name in caches}
 spread = {name: [timed[name][c].spread_ms for c in contexts] for name in caches}
 for name in caches:
+    left = "copies written and read again" if "naive" in name else "perhaps conversion"
+    left = "launches, perhaps a slow kernel" if name == "float32" else left
     estimates.measured(
-        f"06.tpot_ms_{name.replace(' ', '_')}",
-        measured[name][-1],
-        residual="conversion"
-        if name != "float32"
-        else "launches, kernel below the card",
+        f"06.tpot_ms_{name.replace(' ', '_')}", measured[name][-1], residual=left
     )
-print(
-    *{
-        f"{timed[name][c].reason}\n"
-        for name in caches
-        for c in contexts
-        if timed[name][c].reason
-    },
-    end="",
-)
+reasons = {timed[name][c].reason for name in caches for c in contexts} - {""}
+print(*sorted(reasons), sep="\n")
+
+# %% jupyter={"source_hidden": true}
 _ = plots.curve(
     None,
     contexts,
@@ -540,48 +570,39 @@ _ = plots.curve(
     spread=spread,
     xlabel="context (tokens)",
     ylabel="TPOT (ms)",
-    title=f"One model, four ways to keep its cache ({card.name})",
+    title=f"One model, {len(caches)} ways to read its cache ({card.name})",
 )
 
 # %% [markdown]
-# Which of the stories of the opening does each line tell? Below float32 at the right end: less memory *and* less time.
-# Above it: less memory *for* time. And fused int4, with the fewest bytes of all? Where it is no faster than int8 it
-# has run out of instructions, not of bytes, and the last exercise is about that. Fit the lines and let them say where
-# they cross. (A slope below zero says that the machine was too busy to be measured: run the cell above again.)
+# Which of the stories does each line tell? Below float32 at the right end: less memory *and* less time. Above it: less
+# memory, paid for *with* time. And int4, with the fewest bytes of all: is it faster than int8? Fit the lines and let them
+# say where they cross. (A slope below zero says that the machine was too busy to be measured: run the two cells above
+# again.)
 
 # %%
 lines = {name: np.polyfit(contexts, measured[name], 1) for name in caches}
+
+
+def crossing(name):
+    """From which context on the line of `name` lies below that of float32."""
+    saved = lines["float32"][0] - lines[name][0]
+    extra = lines[name][1] - lines["float32"][1]
+    return f"{max(0, extra / saved):,.0f} tokens" if saved > 0 else "never"
+
+
+# %%
 rows = []
 for name, (slope, intercept) in lines.items():
-    saved, extra = lines["float32"][0] - slope, intercept - lines["float32"][1]
-    crossing = (
-        "—"
-        if name == "float32"
-        else "never"
-        if saved <= 0
-        else f"{max(0, extra / saved):,.0f} tokens"
-    )
-    rate = (
-        f"{per_token_bytes[name] / slope / 1e6:.1f} GB/s"
-        if slope > 0
-        else "no line: busy"
-    )
-    rows.append([name, f"{1e3 * slope:.2f} µs", f"{intercept:.1f} ms", rate, crossing])
-estimates.Table(
-    [
-        "cache",
-        "slope, per token",
-        "intercept",
-        "cache bytes ÷ slope",
-        "faster than float32 from",
-    ],
-    rows,
-)
+    rate = f"{per_token_bytes[name] / slope / 1e6:.1f} GB/s" if slope > 0 else "busy"
+    line = [f"{1e3 * slope:.2f} µs", f"{intercept:.1f} ms", rate]
+    rows.append([name, *line, "—" if name == "float32" else crossing(name)])
+header = ["cache", "slope, per token", "intercept", "bytes ÷ slope", "faster from"]
+estimates.Table(header, rows)
 
 # %% [markdown]
-# Compare the column of rates. Where a packed cache is read at *fewer* bytes per second than the exact one, its kernel
-# is busy converting, and bytes fall faster than time. So it was in exercise 06.2: fp8 has 50 % of the bytes and kept
-# 54 % of the slope on both GPUs.
+# Compare the column of rates. Where a packed cache is read at *fewer* bytes per second than the float32 one, bytes fall
+# faster than time, and something other than reading takes its share. What that is, a rate cannot say; the last exercise
+# looks at one suspect.
 
 # %%
 estimates.report("06")
@@ -590,8 +611,8 @@ estimates.report("06")
 # ## Explain
 #
 # **A published gain, from bytes.** vLLM served Qwen3-4B on an L4 with a bf16 and an fp8 cache. The step reads
-# 8.0445e9 bytes of weights; a token leaves 147,456 bytes in bf16 and half of that in fp8. If time is bytes, the
-# bandwidth cancels.
+# 8.0445e9 bytes of weights; each token adds 147,456 bytes of cache in bf16 and half of that in fp8. If time is bytes,
+# the bandwidth cancels.
 #
 # **Exercise 06.8.** By how many per cent do tokens per second rise with fp8, at 2,048 and at 32,768 tokens? (To two
 # decimals.)
@@ -610,10 +631,8 @@ from helpers import check
 
 check.grade("06.8", fp8_gain)
 ### BEGIN HIDDEN TESTS
-assert (
-    abs(float(fp8_gain[2_048]) - 1.843) < 0.02
-    and abs(float(fp8_gain[32_768]) - 23.09) < 0.1
-), "a gain is off"
+assert abs(float(fp8_gain[2_048]) - 1.843) < 0.02, "the gain at 2,048 is off"
+assert abs(float(fp8_gain[32_768]) - 23.09) < 0.13, "the gain at 32,768 is off"
 ### END HIDDEN TESTS
 
 # %%
@@ -621,6 +640,11 @@ l4 = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
 x = [row["ctx"] for row in l4]
 from_bytes = [100 * ((8.0445e9 + c * 147_456) / (8.0445e9 + c * 73_728) - 1) for c in x]
 published = [100 * (row["fp8"] / row["bf16"] - 1) for row in l4]
+for kind in ("bf16", "fp8"):
+    slope, intercept = np.polyfit(x, [1e3 / row[kind] for row in l4], 1)
+    print(f"{kind}: {1e6 * slope:.0f} ns per token + {intercept:.2f} ms")
+
+# %% jupyter={"source_hidden": true}
 _ = plots.prediction(
     None,
     x,
@@ -632,14 +656,17 @@ _ = plots.prediction(
 )
 
 # %% [markdown]
-# Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing is the conversion, and whatever
-# else in a step is not reading.
+# Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing? Not conversion: a line through the
+# published points has half the slope with fp8 (50.7 % of bf16's), as its bytes say. fp8 has 0.24 ms more of intercept;
+# and if the intercept is all weights, these arrive at 242 GB/s where the cache arrives at 264, so that weights take a
+# larger share of the step than of its bytes. (The source rounds to 0.1 tokens per second.)
 #
 # **When instructions are the limit.** A GPU core can also run out of *instructions*. On an H200 each byte that
 # arrives from memory leaves time for about 6.2 instructions of one thread (132 SMs × 128 lanes × 1.755 GHz ÷ 4.8
 # TB/s; the clock is an assumption, its top of 1.98 GHz would make it 7.0). A straightforward int4 kernel spends 7.7
-# on each number: shift, mask, convert, scale, multiply, add (counted by the authors in code compiled for the H200,
-# not timed). A bf16 number is 2 bytes, and its kernel is limited by them.
+# on each number: shift, mask, convert, scale, multiply, add. (Counted in code compiled for the H200, not timed; a
+# recount gave 6.7 to 9.7, depending on the size of its tiles.) A bf16 number is 2 bytes, and its kernel is limited by
+# them.
 #
 # **Exercise 06.9.** Attention over an int4 cache of 4.5 bits per number (16 levels, groups of 64, 2-byte scale and
 # zero), against bf16: how many times faster would it be if only bytes counted? And how many times at most, when
@@ -661,41 +688,53 @@ assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instruct
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised, and one that unpacks
-# into memory first can gain less than nothing. That is the engineer of the opening: Hugging Face's own report on a
-# 4-bit cache that is dequantised at every step says "about 2.5×" less memory and *slower* generation as the batch
-# grows. Threads from vLLM, SGLang and Intel show fp8 caches that lose, for a software conversion, an extra launch or
-# a short context.
+# So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised. Even that is optimistic:
+# an SM of this GPU has 128 lanes for floating point and 64 for integers, which do the shifts and masks. A kernel that
+# multiplies scores and weights by the scales, and not the keys and values, needs 4.5 instructions a number (counted in
+# the one of this course). And one that unpacks into memory first can gain less than nothing: Hugging Face's post on its
+# 4-bit cache speaks of "roughly an x2.5 memory saving" and of a speed that "starts to decrease with higher batch sizes".
+#
+# fp8 caches have lost as well, each for a reason of its own: on an H200 at small batch and short context, where K, V and
+# the query were converted by operations of their own (sgl-project/sglang#30815, open); on two Arc Pro B50 at *long*
+# context, 9.9 against 15.9 tokens per second at 32k (intel/llm-scaler#666, fixed in the next build). So measure before
+# and after.
+#
+# **What engines add.**
+#
+# - *A window in full precision.* KIVI and Hugging Face's cache keep the newest tokens exact (Hugging Face: up to 128) and
+#   quantise them later. A channel has to wait for its block anyway, and the newest tokens are the ones most looked
+#   at. The cost: bytes that no quantiser saves, and nearly all of them in a short chat.
+# - *Layers left out.* A windowed layer (unit 04) has few rows to shrink and pays for quantising all the same. On gpt-oss-20b
+#   full fp8 paid off from 22,109 tokens on; with the windowed layers kept in bf16, from 7,659 (vLLM, H100).
+# - *Scales that are calibrated*, for each layer or each head, as above.
 #
 # **The claims.**
 #
 # - *FP8 halves the cache.* True with no scale per token: vLLM's pool on the L4 went from 83,488 to 166,992 tokens.
-# - *INT4 quarters it.* False: 28 % in groups of 64, 31 % in groups of 32, and more with a full-precision tail.
-# - *It costs less than half a point of quality.* Depends on what is asked and on who shares a scale. Your int8 run
-#   above cost next to nothing, int4 with keys per token a lot. At 128k tokens an fp8 attention kernel
-#   found 13 % of the needles where bf16 found 91 %, until its accumulation was mended (89 %). Measure your own task.
+# - *INT4 quarters it.* False: 28 % in groups of 64, 31 % in groups of 32, and more with a window in full precision.
+# - *It costs less than half a point of quality.* That depends on the model, on the task and on who shares a scale.
+#   Hugging Face shared per token for both, and saw almost no loss with Llama-2-7B-chat; your run above lost a lot that way.
+#   At 128k tokens an fp8 attention kernel found 13 % of the needles where bf16 found 91 %, until its accumulation was
+#   mended (89 %). Measure your own task.
 #
 # The row for your ledger:
 
 # %%
 best = lines["int8 fused"][0] / lines["float32"][0]
 fewer = per_token_bytes["int8 fused"] / per_token_bytes["float32"]
-busy = any(
-    timed[name][c].verdict != "ok"
-    for name in ("float32", "int8 fused")
-    for c in contexts
-)
+later = lines["int8 fused"][1] - lines["float32"][1]
+verdicts = [timed[n][c].verdict for n in ("float32", "int8 fused") for c in contexts]
+busy = " (busy)" * any(verdict != "ok" for verdict in verdicts)
 estimates.ledger(
     "06",
     "quantise the cache (int8, fused)",
-    tpot=f"slope × {best:.2f} here{' (busy)' * busy}, bytes × {fewer:.2f}; intercept up; weights unchanged",
-    ttft="unchanged or slightly worse (quantising what is new)",
+    tpot=f"here slope × {best:.2f}{busy} for bytes × {fewer:.2f}, intercept {later:+.1f} ms; weights unchanged",
+    ttft="not measured here; +2 to +5 % on an A100 (vllm-project/vllm#42058)",
     memory="÷ 2 (fp8), ÷ 3.2 to 3.6 (int4) against bf16",
-    quality=f"perplexity {rise['int8 per token']:+.1f} % int8, {rise['int4 K per channel']:+.1f} % int4 K per channel, "
-    f"{rise['int4 per token']:+.1f} % int4 per token",
+    quality=", ".join(f"{rise[n]:+.1f} % {n}" for n in guesses) + " (perplexity)",
 )
 
 # %% [markdown]
-# *Sources.* vLLM documentation, quantized_kvcache.md (L4), and blog of 2026-04-22 (H100, B200, needles). KIVI, arXiv
-# 2402.02750. KVQuant, arXiv 2401.18079. huggingface/blog, kv-cache-quantization.md. Threads: sgl-project/sglang
-# 30815, intel/llm-scaler 666, vllm-project/vllm 48786. Measurements lie in `helpers/data/` with their sources.
+# *Sources.* vLLM documentation, quantized_kvcache.md (L4, calibration), and blog of 2026-04-22 (H100, B200, needles,
+# windowed layers). KIVI, arXiv 2402.02750. KVQuant, arXiv 2401.18079. huggingface/blog, kv-cache-quantization.md.
+# Measurements lie in `helpers/data/` with their sources.

@@ -77,8 +77,8 @@ def describe(variant: str, capability: int) -> dict:
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    figures, code = _resources(compiled)
-    loop = _inner_loop(code)
+    figures, code = resources(compiled)
+    loop = inner_loop(code)
     return figures | {
         "spill_instructions": sum(op.startswith(("LDL", "STL")) for op in loop),
         "threads": 32 * launch.warps,
@@ -95,10 +95,10 @@ def describe_combine(capability: int) -> dict:
     signature = {name: "*fp32" for name in kernel.arg_names if name not in fixed}
     constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     source = ASTSource(kernel, signature, constexprs=constants)
-    return _resources(triton.compile(source, target=GPUTarget("cuda", capability, 32)))[0]
+    return resources(triton.compile(source, target=GPUTarget("cuda", capability, 32)))[0]
 
 
-def _resources(compiled) -> tuple[dict, str]:
+def resources(compiled) -> tuple[dict, str]:
     """What a compiled kernel takes, and its machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -125,7 +125,7 @@ def _cuobjdump(*arguments: str) -> str:
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def _inner_loop(code: str) -> list[str]:
+def inner_loop(code: str) -> list[str]:
     """Opcodes between the backward branch that spans most instructions and its target."""
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", code)
     instructions = [(int(address, 16), op, operands) for address, op, operands in lines]

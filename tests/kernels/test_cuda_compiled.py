@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from helpers import data
 from tests.kernels.compile_variants import COMBINE, ELSEWHERE, UNALIGNED, VARIANTS
 
 # Shared memory that one block may have, bytes (CUDA C++ Programming Guide, compute capabilities).
@@ -72,5 +73,18 @@ def test_hopper_has_instructions_to_spare(compiled):
     }
     for variant in ("bf16", "group of 16", "paged", "fp8", "int8", "latent"):
         assert per_byte[variant] < 6.2, per_byte
+    counted = data.measurement("int4-instructions")["data"]
+    assert round(per_byte["int4 zeros"] / 2, 1) == counted[1]["per_number"]
     bf16_budget_per_number = 2 * 6.2
     assert per_byte["int4"] / 2 < 0.4 * bf16_budget_per_number, per_byte
+
+
+def test_a_straightforward_int4_kernel_needs_more():
+    """What unit 06 says of the kernel that one would write first."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.straightforward_int4"]
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    per_number = json.loads(printed).values()
+    row = data.measurement("int4-instructions")["data"][0]
+    assert [round(f(per_number), 1) for f in (min, max)] == [row["recounted_low"], row["recounted_high"]]
+    assert row["recounted_low"] < row["per_number"] < row["recounted_high"]

@@ -66,6 +66,8 @@ WRONG = {
         ('break_even_tokens = {"H100": 7_000, "B200": 3.96 / 8.28e-6}', "whole intercept"),
         ('break_even_tokens = {"H100": 7_000, "B200": -3_623}', "other way round"),
         ('break_even_tokens = {"H100": 0.14 / (4.37e-5 + 2.37e-5), "B200": 3_623}', "added the slopes"),
+        ('break_even_tokens = {"H100": 7_000, "B200": 2_000}', "too low"),
+        ('break_even_tokens = {"H100": 10_000, "B200": 3_623}', "too high"),
         ('break_even_tokens = {"H100": 7_000}', "no entry 'B200'"),
     ],
     "06.3": [
@@ -163,8 +165,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "06.1": [counts("np.int64(65_536)", 66_560, 36_864, 40_960).replace("'np.int64(65_536)'", "np.int64(65_536)")],
-    "06.2": ['break_even_tokens = {"H100": torch.tensor(7010.0), "B200": np.float32(3623)}'],
+    "06.1": [
+        counts("np.int64(65_536)", 66_560, 36_864, 40_960).replace("'np.int64(65_536)'", "np.int64(65_536)"),
+        counts(65_536, 66_560, 36_864, 40_960)
+        + "\nquantized_bytes = dict(sorted(quantized_bytes.items(), reverse=True))",
+    ],
+    "06.2": [
+        'break_even_tokens = {"H100": torch.tensor(7010.0), "B200": np.float32(3623)}',
+        'break_even_tokens = {"H100": 7_020, "B200": 4_000}',  # vLLM's own words for the B200: roughly 4k
+        'break_even_tokens = {"H100": 7_500, "B200": 2_420}',  # 0.15 and 0.02 ms, which the rounding allows
+    ],
     "06.3": [
         int8(
             "scale = torch.linalg.vector_norm(x, ord=float('inf'), dim=3, keepdim=True) / 127",
@@ -173,6 +183,9 @@ RIGHT = {
     ],
     "06.4": [
         levels(level="((x - low) * (2**bits - 1) / (high - low) + 0.5).floor()"),
+        # The engine's own.
+        "from helpers.kernels import quantize\n"
+        "def quantize_levels(x, bits, dim):\n    return quantize.asymmetric(x, bits, dim)",
     ],
     "06.5": [
         packing(
@@ -183,12 +196,18 @@ RIGHT = {
     "06.6": [
         restore(k_dim=-2, v_dim=-1)
         .replace("dim + 1)", "dim)", 1)
-        .replace("flatten(dim, dim + 1)", "flatten(dim - 1, dim)")
+        .replace("flatten(dim, dim + 1)", "flatten(dim - 1, dim)"),
+        # Scale and zero of 2 bytes each, as 06.1 counts them.
+        *(
+            restore().replace("(levels * scale + zero)", f"(levels * scale.{kind}().float() + zero.{kind}().float())")
+            for kind in ("half", "bfloat16")
+        ),
+        restore().replace("(levels * scale + zero)", "(levels * scale.half() + zero.half()).float()"),
     ],
     "06.7": [
         count("2 * sum(g.kv_heads * g.head_dim / group * (group * bits / 8 + extra_bytes) for _ in range(g.layers))")
     ],
-    "06.8": ["fp8_gain = {2_048: np.float64(1.843), 32_768: 23.09}"],
+    "06.8": ["fp8_gain = {2_048: np.float64(1.843), 32_768: 23.09}", "fp8_gain = {2_048: 1.84, 32_768: 23.2}"],
     "06.9": [
         'int4_speedup = {"by bytes": np.array(3.5556), "by instructions": 1.6104}',
         'int4_speedup = {"by bytes": 3.6, "by instructions": 1.6}',
