@@ -14,6 +14,8 @@ from helpers.models.geometry import get
 from helpers.quality import sink_curve
 from helpers.quality.perplexity import losses
 from tests.misconceptions.harness import ROOT, load
+from tools.source import kind, solution_notebook
+from tools.units import Unit
 
 SOURCE = ROOT / "solutions" / "04-streaming-llm" / "04-streaming-llm.py"
 TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
@@ -54,7 +56,7 @@ def test_tables_of_models():
 
 
 def test_sixteen_times_smaller_and_a_quarter_faster(reference):
-    says("A cache sixteen times smaller, and the newer model gains a quarter.")
+    says("A cache sixteen times smaller, and the newer model gains a quarter")
     assert round(32_768 / 2_052) == 16
     says("2.1 times for Llama-2-7B at 32k (bytes only: it was trained on 4,096 positions), 1.26 times for Llama-3.1-8B")
     assert "2.1x" in str(data.claim("e")) and "1.26x" in str(data.claim("e"))
@@ -120,7 +122,7 @@ def test_windows_that_the_recording_allows(reference, at):
 
 @pytest.mark.parametrize("word", ["", " banana"])
 def test_attention_rests_on_whatever_stands_first(word):
-    says("The place. More than a third of all attention in 18 layers rests on whatever stands first.")
+    says("In these 18 layers more than a third of all attention rests on whatever stands first")
     decoder, tokenizer = pretrained.load()
     tokens = torch.cat((torch.tensor(tokenizer.encode(word).ids, dtype=torch.long), text.tokens(400, tokenizer)))
     probe = AttentionProbe(decoder.geometry, 400, first=2)
@@ -159,6 +161,46 @@ def test_published_figures():
     assert [row["sinks"] for row in quoted["data"]] == [0, 1, 2, 4, 8]
     says("as quoted by readers of the paper")
     assert quoted["sources"][0]["status"] == "seen-secondary"
+    says("without a sink the model fails, and the first sink mends most. In Llama-2-7B four are better than one")
+    none, one, _, four, _ = (row["ppl"] for row in quoted["data"])
+    assert four < one < none / 100
+    assert data.measurement("streamingllm-faq")["data"][0]["answer"] == "No"
+    says("It is not a longer context.")
+
+
+def test_the_opening_does_not_answer_its_question():
+    opening = TEXT[: TEXT.index("## Predict")]
+    assert "first" not in opening.replace("StreamingLLM: a session without end", "")
+    published = data.measurement("streamingllm-sinks")["data"]
+    assert (published[0]["sinks"], published[3]["sinks"]) == (0, 4)
+
+
+def test_reach_of_stacked_windows():
+    g, reach = get("SmolLM2-135M"), data.measurement("window-reach")["data"][0]
+    says(f"here {g.layers} × 256 = {g.layers * 256:,} tokens, and the fact lay some 420 back")
+    assert 600 - int(0.3 * 600) == 420
+    says("where 100 layers with a window of 1,000 words should see 100,000, models make use of about 1,500")
+    assert reach["in_practice_words"] == 1_500 and reach["example"] == "100 layers, window 1,000"
+
+
+def test_what_others_say_of_capped_caches():
+    reuse = data.measurement("window-prefix-reuse")
+    says('logs "forcing full prompt re-processing due to lack of cache data" (ggml-org/llama.cpp#14157)')
+    assert reuse["data"][0]["log"].startswith("forcing full prompt re-processing due to lack of cache data")
+    says("since May 2026 the option is marked as deprecated and ignored there (NVIDIA/TensorRT-LLM#14275)")
+    assert data.measurement("trtllm-sinks")["data"][0]["since_2026_05"].startswith("deprecated")
+    says("its authors report generation 3.6 times faster at 16k tokens of input")
+    snap = data.measurement("content-eviction")["data"][1]
+    assert (snap["speed"], snap["prompt"]) == (3.6, 16_000)
+
+
+@pytest.mark.parametrize("number", ["04", "06"])
+def test_no_visible_cell_is_long(number):
+    """What a learner reads in Measure and Explain has 15 lines at most; what only draws is folded, under a text."""
+    [source] = (ROOT / "solutions").glob(f"{number}-*/{number}-*.py")
+    for cell in solution_notebook(Unit(ROOT, source.stem))["cells"]:
+        if kind(cell) == "measure" and not cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            assert len(cell["source"]) <= 15, "".join(cell["source"])
 
 
 def test_memory_does_not_grow():

@@ -96,7 +96,7 @@ def check_still_growing(still_growing):
             still_growing[f"{name}, bytes per token"],
             grown,
             unit="bytes",
-            rel=1e-3,
+            rel=1e-5,
             slips=slips,
             name=f"{name}, bytes per token",
         )

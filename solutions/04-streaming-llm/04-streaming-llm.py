@@ -1,13 +1,13 @@
 # %% [markdown]
-# # 04 · StreamingLLM: the first few and the last many
+# # 04 · StreamingLLM: a session without end
 #
 # ## The question
 #
 # A support chat runs all day. Its sessions never end, so its caches never stop growing: TPOT climbs, and at
-# some hour the memory is full. Somebody proposes the obvious: *keep the last thousand tokens and drop the
-# rest*. It is tried, and within minutes the model writes nonsense. Somebody else keeps four tokens more, the
-# very first ones, and all is well again. **What is special about the first four tokens, what does this buy,
-# and what does it cost?**
+# some hour the memory is full. Somebody proposes the obvious: *keep the last few thousand tokens and drop the
+# rest*. It has been tried. The table below shows how the text then looks to the model (perplexity: among how many
+# words, so to speak, it has to guess each time), and what a handful of other tokens change. **Which tokens are
+# these, what does such a cache buy, and what does it cost?**
 #
 # You will predict the gain, build the cache, run it in a real model, and find out what the model has
 # forgotten. (About 70 minutes.)
@@ -30,11 +30,24 @@ from helpers.models.geometry import get
 
 plots.use()
 
+# %%
+published = data.measurement("streamingllm-sinks")["data"]
+estimates.Table(
+    ["Llama-2-7B, 400,000 tokens, a cache of 4,096 rows", "perplexity"],
+    [
+        ["the latest tokens, nothing else", f"{published[0]['ppl']:,.0f}"],
+        ["four of the rows for tokens from elsewhere", f"{published[3]['ppl']:,.1f}"],
+    ],
+)
+
 # %% [markdown]
+# From where would you take the four? Make a guess before you read on.
+#
 # ## Predict
 #
 # StreamingLLM keeps two stretches of the text: the first few tokens, called **sinks**, and the latest ones, the
-# **window**. Everything between them is dropped. So the cache has a ceiling, however long the session is.
+# **window**. Everything between them is dropped, so the cache has a ceiling, however long the session gets. (Why the
+# *first* tokens matter, you will see under Measure.)
 #
 # | model | layers | KV heads | head_dim | weights read per step |
 # |---|---|---|---|---|
@@ -100,7 +113,7 @@ assert abs(float(times_faster["Llama-3.1-8B"]) / 1.264 - 1) < 0.011, (
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# A cache sixteen times smaller, and the newer model gains a quarter. The lever shrinks the cache, not the weights.
+# A cache sixteen times smaller, and the newer model gains a quarter: what shrinks is the cache, not the weights.
 #
 # Some models were trained with windows from the start. In gpt-oss-20b every second layer sees the last 128 tokens
 # only, and each query head has learned a number that takes part in its softmax and has no token behind it: a
@@ -145,13 +158,14 @@ right = {
     "Gemma-3-4b-it, bytes per token": 20_480,
 }
 for name, value in right.items():
-    assert float(still_growing[name]) == value, f"{name} is off"
+    assert abs(float(still_growing[name]) - value) < 0.5, f"{name} is off"
 ### END HIDDEN TESTS
 
 # %% [markdown]
 # ## Build
 #
-# Three questions make this cache: which tokens are kept, where do they lie, and at which position do they stand?
+# Three questions define this cache: which tokens are kept, in which row does each lie, and at which position does it
+# stand?
 #
 # **Exercise 04.4.** Which tokens does token number `newest` see (0 is the first of the text)? The first `sinks`
 # tokens, and the last `window` tokens, itself included. A token that is both counts as a sink.
@@ -216,9 +230,9 @@ assert [int(row_of(t, 0, 2)) for t in range(5)] == [0, 1, 0, 1, 0], "rows of 0 +
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# And the position? RoPE turns each key by its position. StreamingLLM counts **inside the cache**: after token 6 the
-# five tokens 0, 1, 4, 5, 6 stand at the places 0, 1, 2, 3, 4. No gap, and no position beyond sinks + window: however
-# long the text is, the model meets none that it was not trained on.
+# And the position? RoPE rotates each key by an angle that grows with its position. StreamingLLM counts positions
+# **inside the cache**: after token 6 the five tokens 0, 1, 4, 5, 6 stand at the places 0, 1, 2, 3, 4. There is no gap,
+# and no place beyond sinks + window: however long the text gets, the model meets no position that it was not trained on.
 #
 # **Exercise 04.6.** At which place does each row stand, after `seen` tokens? `kept` and `row_of` do most of it.
 
@@ -250,11 +264,11 @@ assert list(map(int, places(11, 0, 4))) == [1, 2, 3, 0], "places(11, 0, 4)"
 
 # %% [markdown]
 # Once tokens drop out, a place changes with every step: what stood at 5 stands at 4 one token later. So a key cannot
-# be turned when it is stored, as the full cache does. **Store it as it comes, turn it when it is read.**
+# be rotated when it is stored, as in the full cache. **Store it as it comes, rotate it when it is read.**
 #
 # Here is the class that the decoder will call. `SinkBuffers` gives it memory: `cache.keys` and `cache.values`, each
-# `[layers, batch, kv_heads, sinks + window, head_dim]`, and the tables `cache.cos` and `cache.sin`, one row a place.
-# You write its two halves.
+# `[layers, batch, kv_heads, sinks + window, head_dim]`, and the tables `cache.cos` and `cache.sin`, one row for each
+# place. You write its two halves.
 
 
 # %% tags=["setup"]
@@ -297,16 +311,17 @@ c = StreamingCache(tiny, 100, sinks=1, window=2, batch=2, backend="reference")
 for t in range(5):
     one = torch.full((2, 2, 1, 4), float(t + 1))
     store(c, 1, c.next_token(1), one, -one)
-assert c.keys[1, 1, 1, :3, 0].tolist() == [1.0, 4.0, 5.0], (
-    "keys of tokens 0, 3, 4 in rows 0, 1, 2"
+rows = torch.tensor([1.0, 4.0, 5.0])
+assert torch.equal(c.keys[1, 1, 1, :3, 0], rows), (
+    "keys of tokens 0, 3, 4 in rows 0 to 2"
 )
-assert c.values[1, 0, 0, :3, 3].tolist() == [-1.0, -4.0, -5.0], "values likewise"
-assert float(c.keys[0].abs().sum()) == 0.0, "the other layer is untouched"
+assert torch.equal(c.values[1, 0, 0, :3, 3], -rows), "values likewise"
+assert not c.keys[0].any(), "the other layer is untouched"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 04.8.** Now the newest token asks. Turn the keys that are held and the query, each by its place, and
-# attend. Two helpers: `rope.rotate(x, cos, sin)` turns x `[…, t, head_dim]` by the t rows of `cos` and `sin` (a list
+# **Exercise 04.8.** Now the newest token asks. Rotate the keys that are held and the query, each by its place, and
+# attend. Two helpers: `rope.rotate(x, cos, sin)` rotates x `[…, t, head_dim]` by the t rows of `cos` and `sin` (a list
 # of places picks rows: `cache.cos[[0, 1, 3]]`), and `causal(q, k, v)` attends, with the query as the last of all.
 # The order of the rows does not matter to attention; their places do.
 
@@ -351,7 +366,7 @@ assert (shares - torch.tensor(SHARES)).abs().max() < 2e-4, "the weights of three
 # ## Measure
 #
 # Does it run in a real model? SmolLM2-135M reads 48 tokens one by one through your cache, 4 sinks and a window of
-# 16. Beside it runs the engine's `SinkCache`: the same rule, but it also takes many tokens at once, each with
+# 16. Next to it runs the engine's `SinkCache`: the same rule, but it also takes many tokens at once, each with
 # exactly its own window, so that long texts can be read.
 
 # %%
@@ -372,7 +387,7 @@ print(f"largest difference of {logits.numel():,} logits after 48 tokens: {gap:.1
 
 # %% [markdown]
 # **What does a window do to the model?** Perplexity over 2,048 tokens of documentation, of which the last 1,536
-# count: the full cache, then windows with and without sinks. What do you expect of one single sink?
+# count: the full cache, then windows with and without sinks. How much do you expect of one single sink?
 
 # %%
 grid = [(0, 256), (1, 256)] if budget == "quick" else sink_curve.GRID
@@ -380,27 +395,20 @@ live = sink_curve.measure(model, tokens, grid)
 rows = []
 for p in live:
     name = "full cache" if p.window is None else f"{p.sinks} sinks, window {p.window}"
-    rows.append(
-        [
-            name,
-            f"{p.perplexity:.2f}",
-            f"{p.loss:.3f}",
-            f"{p.above_dense:+.3f} ± {2 * p.spread:.3f}",
-        ]
-    )
+    above = f"{p.above_dense:+.3f} ± {2 * p.spread:.3f}"
+    rows.append([name, f"{p.perplexity:.2f}", f"{p.loss:.3f}", above])
 estimates.Table(["cache", "perplexity", "loss (nats)", "above the full cache"], rows)
 
 # %% [markdown]
-# The lines below were recorded with the same code; the stars are yours. (Another version of Python ships another text
-# of the documentation, so yours may lie a little beside the lines.)
+# The next cell draws a recording that was made with the same code, and your own run as stars. (Another version of Python
+# ships another text of the documentation, so your stars may lie a little off the lines.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 recorded, conditions = sink_curve.recorded()
 windows = list(sink_curve.by_window(recorded, 0))
-lines = {
-    f"sinks: {s}": [sink_curve.by_window(recorded, s)[w] for w in windows]
-    for s in (0, 1, 2, 4, 8)
-}
+lines = {}
+for s in (0, 1, 2, 4, 8):
+    lines[f"sinks: {s}"] = [sink_curve.by_window(recorded, s)[w] for w in windows]
 ax = plots.curve(
     None,
     windows,
@@ -412,13 +420,8 @@ ax = plots.curve(
     title="SmolLM2-135M: one sink mends what the window breaks",
 )
 ax.axhline(recorded[0].perplexity, color=plots.GREY, linestyle=":", label="full cache")
-ax.plot(
-    [p.window for p in live[1:]],
-    [p.perplexity for p in live[1:]],
-    "k*",
-    markersize=11,
-    label="your run",
-)
+stars = [p.window for p in live[1:]], [p.perplexity for p in live[1:]]
+ax.plot(*stars, "k*", markersize=11, label="your run")
 _ = ax.legend()
 print("recorded:", conditions)
 
@@ -427,9 +430,10 @@ print("recorded:", conditions)
 # In this model more than one adds next to nothing: with sinks the lines lie on top of each other. What remains above
 # the full cache shrinks as the window grows: it is the price of what was *said* in the dropped part.
 #
-# **Why the first token?** Attention weights sum to 1. A head that finds nothing to look at has to put its weight
-# somewhere, and the one token that every later token can see is the first. Look where attention goes: the share
-# that the queries 256 … 511 give to each of the first positions, mean over the heads of a layer.
+# **Why the first token?** Attention weights sum to 1. The authors' explanation: a head that finds nothing to look at has
+# to put its weight somewhere, and the one token that every later token can see is the first. So look where attention
+# goes. The next two cells measure and draw the share that the queries 256 … 511 give to each of the first positions, as
+# a mean over the heads of a layer.
 
 # %%
 from helpers.caches import AttentionProbe
@@ -446,7 +450,7 @@ def attention_on_the_first(ids, positions=8):
 
 share = attention_on_the_first(tokens)
 
-# %%
+# %% jupyter={"source_hidden": true}
 _, ax = plt.subplots(figsize=(11, 3.4))
 _ = plots.heat(
     ax,
@@ -474,10 +478,11 @@ for ids, found in ((tokens, share), (banana, other)):
     )
 
 # %% [markdown]
-# The place. More than a third of all attention in 18 layers rests on whatever stands first. Drop it, and that third has
-# to go to words that mean something: the output of nearly every head changes at once. Why does the token that now
-# stands first not take over? Its key and value were written while it stood in the middle of a text. Only a window that
-# is *computed anew* at every token makes itself a new sink; remember that when you come to the published speed.
+# It is the place. In these 18 layers more than a third of all attention rests on whatever stands first (here as much as
+# the lines above say). Drop it, and all of that has to go to words that mean something: the output of nearly every
+# head changes at once. Why does the token that now stands first not take over? Its key and value were written while it
+# stood in the middle of a text. Only a window that is *computed anew* at every token makes itself a new sink; remember
+# that when you come to the published speed.
 #
 # **What does it buy?** Decode steps from 16 tokens of history up, with the full cache and with yours. The prediction:
 # the bytes of weights and cache, over the bandwidth of your device card.
@@ -486,20 +491,17 @@ for ids, found in ((tokens, share), (banana, other)):
 card = devices.card(spot)
 longest = 16_384 if budget == "quick" else 32_768
 contexts = [16, longest // 4, longest // 2, longest]
-batch = (
-    1 if spot.type == "cpu" else 4
-)  # a fast device needs more bytes to show the same
-size = {"batch": batch, "device": spot}
+batch = 1 if spot.type == "cpu" else 4  # a fast device needs more bytes to show it
+size = {"capacity": longest + 1, "batch": batch, "device": spot}
+capped = {"sinks": 4, "window": 256, **size}
 caches = {
-    "full": FullCache(model.geometry, longest + 1, **size),
-    "yours": StreamingCache(model.geometry, longest + 1, sinks=4, window=256, **size),
+    "full": FullCache(model.geometry, **size),
+    "yours": StreamingCache(model.geometry, **capped),
 }
 if (
     spot.type == "cuda"
-):  # a list of places has to travel to the GPU, so your step cannot be replayed as one graph
-    caches["engine"] = SinkCache(
-        model.geometry, longest + 1, sinks=4, window=256, **size
-    )
+):  # no graph can replay your step: its list of places has to travel
+    caches["engine"] = SinkCache(model.geometry, **capped)
 
 # %%
 row_bytes = kv_bytes(model.geometry, tokens=1, batch=batch, dtype=torch.float32)
@@ -515,6 +517,8 @@ engines = {label: (model, cache) for label, cache in caches.items()}
 timed = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
 doubts = {t.verdict for points in timed.values() for t in points.values() if t.reason}
 note = "".join(f" [{verdict}]" for verdict in sorted(doubts))
+
+# %% jupyter={"source_hidden": true}
 _, ax = plt.subplots(figsize=(8, 4.4))
 for series, label in enumerate(caches):
     points = [timed[label][c] for c in contexts]
@@ -532,22 +536,18 @@ for series, label in enumerate(caches):
     )
 
 # %%
+why = "keys rotated at every read, perhaps launches"
 for label, cache in caches.items():
     first, last = timed[label][16], timed[label][longest]
-    why = (
-        "attention below the card's pace, launches"
-        if label == "full"
-        else "launches, keys turned at every read"
-    )
-    estimates.measured(f"04.tpot_ms_{label}_at_{longest}", last.ms, residual=why)
-    print(
-        f"{label}: {first.ms:.1f} → {last.ms:.1f} ms; the cache holds {cache.nbytes / 1e6:,.0f} MB",
-        last.reason,
-    )
+    left = "perhaps launches and the kernel" if label == "full" else why
+    estimates.measured(f"04.tpot_ms_{label}_at_{longest}", last.ms, residual=left)
+    held = f"the cache holds {cache.nbytes / 1e6:,.0f} MB"
+    print(f"{label}: {first.ms:.1f} → {last.ms:.1f} ms; {held}", last.reason)
 
 # %% [markdown]
-# A cap has a price, too: each step turns all its keys again, where the full cache turns each key once. Below the window
-# you pay and gain nothing: compare the two caches at 16 tokens. That is part of the residual.
+# The cap has a price, too: each step rotates all its keys again, where the full cache rotates each key once. Below the
+# window you pay it and gain nothing: compare the two caches at 16 tokens. (Yours also runs plain torch operations where
+# the full cache has a kernel, so not all of that difference is rotation.)
 
 # %%
 estimates.report("04")
@@ -555,23 +555,18 @@ estimates.report("04")
 # %% [markdown]
 # **What does it cost?** A fact is planted in a text of 600 tokens: *The secret access code is NNNN.* The question
 # comes at the end. First the fact lies at 30 % of the text and the cache is full; then the same with 4 sinks and a
-# window of 256, from which the fact has dropped out; then with the fact at 80 %, inside the window.
+# window of 256, which no longer holds the fact; then with the fact at 80 %, inside the window.
 
 # %%
 from helpers.quality import needle
 
 codes = needle.CODES[:2] if budget == "quick" else needle.CODES
-room = 700  # tokens: the text, the fact and the question
+room = {"capacity": 700, "device": spot}  # tokens: the text, the fact and the question
+cut = SinkCache(model.geometry, sinks=4, window=256, **room)
 cases = {
-    "full cache, fact at 30 %": (0.3, FullCache(model.geometry, room, device=spot)),
-    "4 + 256, fact at 30 %": (
-        0.3,
-        SinkCache(model.geometry, room, sinks=4, window=256, device=spot),
-    ),
-    "4 + 256, fact at 80 %": (
-        0.8,
-        SinkCache(model.geometry, room, sinks=4, window=256, device=spot),
-    ),
+    "full cache, fact at 30 %": (0.3, FullCache(model.geometry, **room)),
+    "4 + 256, fact at 30 %": (0.3, cut),
+    "4 + 256, fact at 80 %": (0.8, cut),
 }
 
 # %%
@@ -580,20 +575,21 @@ for label, (where, cache) in cases.items():
     answers = []
     for code in codes:
         cache.rewind(0)
-        answers.append(
-            needle.ask(
-                model, tokenizer, cache, needle.prompt(tokenizer, code, 600, where)
-            )
-        )
-    recalled[label] = sum(
-        answer == code for answer, code in zip(answers, codes, strict=True)
-    )
+        asked = needle.prompt(tokenizer, code, 600, where)
+        answers.append(needle.ask(model, tokenizer, cache, asked))
+    recalled[label] = sum(a == code for a, code in zip(answers, codes, strict=True))
     rows.append([label, f"{recalled[label]} of {len(codes)}", ", ".join(answers)])
 estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(codes))
 
 # %% [markdown]
-# The model does not say that it has forgotten: it answers something else, fluently. No perplexity tells you this. Most
-# words of a text need the sentence before them, and this one needed the page before that.
+# The model does not say that it has forgotten: it answers something else, fluently. Perplexity does not show this: most
+# words need only the sentences just before them, and the code stood a page further back.
+#
+# Could the fact have reached the end all the same? A token in the window was computed while older tokens were still in
+# *its* window, and these while still older ones were in theirs: layer by layer the reach grows to layers × window, here
+# 30 × 256 = 7,680 tokens, and the fact lay some 420 back. So much for theory. The first author of StreamingLLM reckons that
+# where 100 layers with a window of 1,000 words should see 100,000, models make use of about 1,500: on the way the
+# information is diluted.
 #
 # **Exercise 04.9.** So how small may the window be? A product owner allows a perplexity of at most `allowed` above
 # that of the full cache (0.15 is 15 %). Find the smallest window that is safe: it and every larger window that was
@@ -632,33 +628,32 @@ assert smallest_safe_window({128: 14.0}, 10.0, 0.1) is None, "no window is safe"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Your choice for this model, on the recorded curve with 4 sinks and, at the full budget, on your own.
+# What you would choose for this model, on the recorded curve with 4 sinks and, at the full budget, on your own:
 
 # %%
-for name, points in (("recorded", recorded), ("your own", live))[
-    : 1 if budget == "quick" else 2
-]:
+curves = (
+    {"recorded": recorded} if budget == "quick" else {"recorded": recorded, "own": live}
+)
+for name, points in curves.items():
     curve = sink_curve.by_window(points, 4)
     for allowed in (0.05, 0.10, 0.25):
         window = smallest_safe_window(curve, points[0].perplexity, allowed)
-        print(
-            f"{name}, {100 * allowed:.0f} % allowed, of {len(curve)} windows: {window}"
-        )
+        print(f"{name}, {100 * allowed:.0f} % allowed, of {len(curve)}: {window}")
 
 # %% [markdown]
 # ## Explain
 #
 # **The published table.** Llama-2-7B, a cache of 4,096 rows, 400,000 tokens (Xiao et al., arXiv 2309.17453, table 2,
-# as quoted by readers of the paper). Yours is the same story in small: no sink is ruin, one sink mends most, four are
-# enough.
+# as quoted by readers of the paper), beside this course's recording. The story is the same: without a sink the model
+# fails, and the first sink mends most. In Llama-2-7B four are better than one; in SmolLM2-135M one does what four do.
 
-# %%
-paper = data.measurement("streamingllm-sinks")["data"]
+# %% jupyter={"source_hidden": true}
 sinks = [0, 1, 2, 4, 8]
-here = [sink_curve.by_window(recorded, s)[256] for s in sinks]
 tables = {
-    "Llama-2-7B, 4,096 rows (as quoted, log scale)": [row["ppl"] for row in paper],
-    "SmolLM2-135M, window 256 (recorded)": here,
+    "Llama-2-7B, 4,096 rows (as quoted, log scale)": [row["ppl"] for row in published],
+    "SmolLM2-135M, window 256 (recorded)": [
+        sink_curve.by_window(recorded, s)[256] for s in sinks
+    ],
 }
 _, panels = plt.subplots(1, 2, figsize=(10.5, 3.6))
 for ax, (title, values) in zip(panels, tables.items(), strict=True):
@@ -679,18 +674,18 @@ _ = panels[0].set_yscale("log")
 # token, because it keeps no sinks and so cannot reuse them. Against an ordinary full cache your 04.2 holds: 2.1 times
 # for Llama-2-7B at 32k (bytes only: it was trained on 4,096 positions), 1.26 times for Llama-3.1-8B, since the weights
 # stay. With 8 sessions in a batch, which share the weights and not the caches, the same cap gives Llama-3.1-8B 2.9
-# times.
+# times. The plot shows batch 1.
 
 # %%
 x = [1_024, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072]
+models = {"Llama-2-7b-hf": (13.21e9, 524_288), "Llama-3.1-8B": (15.01e9, 131_072)}
 gain = {}
-for name, weights_gb, bytes_per_token in (
-    ("Llama-2-7b-hf", 13.21, 524_288),
-    ("Llama-3.1-8B", 15.01, 131_072),
-):
-    full = [weights_gb + c * bytes_per_token / 1e9 for c in x]
-    capped = [weights_gb + min(c, 2_052) * bytes_per_token / 1e9 for c in x]
-    gain[name] = [f / c for f, c in zip(full, capped, strict=True)]
+for name, (weights, per_token) in models.items():
+    full = [weights + c * per_token for c in x]
+    small = [weights + min(c, 2_052) * per_token for c in x]
+    gain[name] = [f / s for f, s in zip(full, small, strict=True)]
+
+# %% jupyter={"source_hidden": true}
 ax = plots.curve(
     None,
     x,
@@ -707,25 +702,35 @@ _ = ax.axhline(1, color=plots.GREY, linestyle=":")
 # **Inconvenient results.**
 #
 # - *It is not a longer context.* The session goes on for ever, and its middle is gone; the authors say so themselves.
-#   For a chat that must remember an order number from an hour ago, this lever is a data loss with a good perplexity.
-# - *Below the window it costs.* Until the history is longer than sinks + window, it saves nothing and turns keys.
-# - *See that your engine does it.* TensorRT-LLM accepted a `sink_token_length`, reserved its blocks and ignored it,
-#   until the option was removed (NVIDIA/TensorRT-LLM#14275). A curve like yours would have shown it in a minute.
+#   For a chat that must remember an order number from an hour ago, this is data loss with a good perplexity.
+# - *Below the window it costs.* Until the history is longer than sinks + window, it saves nothing and rotates keys.
+# - *It does not go with prefix reuse* (unit 05). What is left was computed with what was dropped, and another prompt that
+#   branches off in the dropped part finds nothing to start from. llama.cpp, with windowed layers, logs "forcing full prompt
+#   re-processing due to lack of cache data" (ggml-org/llama.cpp#14157).
+# - *Check that your engine does it.* On its PyTorch backend TensorRT-LLM accepted a `sink_token_length`, reserved blocks
+#   for the sinks, and ignored them in attention; since May 2026 the option is marked as deprecated and ignored there
+#   (NVIDIA/TensorRT-LLM#14275). A perplexity like yours would have shown it in a minute.
 # - *Some models bring it with them.* The learned sinks of gpt-oss do what your first token does, without a row of
 #   cache, and its windowed layers have stopped growing long before 32k: only 12 of 24 layers still grow. In Gemma-3-4b
-#   it is 5 of 34. There, capping the rest is the only part left, and those are the layers that remember.
+#   it is 5 of 34. There, only those are left to cap, and they are the layers that remember.
 #
-# The row for your ledger.
+# **Choosing by content.** StreamingLLM looks at positions only. H2O keeps the latest tokens and those that have collected
+# the most attention so far; SnapKV lets the last tokens of the prompt decide, once and for each head, what the answer will
+# need (its authors report generation 3.6 times faster at 16k tokens of input). Both have to see attention weights, which
+# fused kernels do not write down, and what they drop is gone as well.
+#
+# The row for your ledger:
 
 # %%
 full, flat = (timed[label][longest].ms for label in ("full", list(caches)[-1]))
 found = recalled["4 + 256, fact at 30 %"]
 above = 100 * (sink_curve.by_window(recorded, 4)[256] / recorded[0].perplexity - 1)
+held = caches["yours"].nbytes / batch / 1e6
 estimates.ledger(
     "04",
     "StreamingLLM, 4 sinks + window",
-    tpot=f"capped; here {full:.0f} → {flat:.0f} ms at {longest:,} tokens{note}; never under the weights",
+    tpot=f"capped, weights unchanged; here {full:.0f} → {flat:.0f} ms at {longest:,} tokens{note}",
     ttft="not measured; the prompt is still read whole",
-    memory=f"capped at sinks + window rows; here {caches['yours'].nbytes / batch / 1e6:.0f} MB a sequence",
-    quality=f"what is dropped is gone: {found} of {len(codes)} facts; perplexity {above:+.0f} % at 4 + 256 (recorded)",
+    memory=f"capped at sinks + window rows; here {held:.0f} MB a sequence",
+    quality=f"what is dropped is gone: {found} of {len(codes)} facts found; perplexity {above:+.0f} % (recorded)",
 )

@@ -88,6 +88,7 @@ WRONG = {
         (grows(layers=(12, 29)), "stop growing"),
         (grows(per_token=(49_152, 20_480)), "all layers"),
         (grows(per_token=(24_576, 10_240)), "forgot v"),
+        (grows(per_token=(24_600, 20_480)), "too high"),
         (grows(per_token=(24_576, 118_784)), "no longer grow"),
         (grows(rows=4), "no row"),
         (grows(rows=64), "no row"),
@@ -241,7 +242,10 @@ WRONG = {
 RIGHT = {
     "04.1": ["import numpy as np\n" + two("ceiling_gb", "np.float64(1.08)", "torch.tensor(0.269)")],
     "04.2": [two("times_faster", 2.13, 1.26), two("times_faster", 2.1267, 1.2634)],
-    "04.3": [grows(layers=("torch.tensor(12)", 5.0))],
+    "04.3": [
+        grows(layers=("torch.tensor(12)", 5.0)),
+        grows(per_token=(24_576.0, "torch.tensor(20_480)")) + "\nstill_growing = dict(reversed(still_growing.items()))",
+    ],
     "04.4": [
         kept("return [t for t in range(newest + 1) if t < sinks or t > newest - window]"),
         kept("t = torch.arange(newest + 1)", "return t[(t < sinks) | (t > newest - window)]"),
