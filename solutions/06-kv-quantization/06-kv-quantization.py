@@ -555,7 +555,7 @@ measured = {name: np.array([timed[name][c].ms for c in contexts]) for name in ca
 spread = {name: [timed[name][c].spread_ms for c in contexts] for name in caches}
 for name in caches:
     left = "copies written and read again" if "naive" in name else "perhaps conversion"
-    left = "launches, perhaps a slow kernel" if name == "float32" else left
+    left = "perhaps launches and the kernel" if name == "float32" else left
     estimates.measured(
         f"06.tpot_ms_{name.replace(' ', '_')}", measured[name][-1], residual=left
     )
