@@ -7,7 +7,7 @@ rate. What a trace is *made* from stands in `generate`, one function a cause, so
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from helpers.serving.incident import Model
 GROUPED = ("Llama-3.1-8B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B", "Llama-3.1-70B", "phi-4")
 DENSE = (*GROUPED, "Llama-2-7b-hf")
 WINDOWED = ("Gemma-3-12b-it", "Gemma-3-27b-it", "gpt-oss-20b", "gpt-oss-120b")
+MODELS = (*DENSE, "Gemma-3-12b-it", "Gemma-3-27b-it")
 GPUS = ("A100-80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
 NOISE = 0.025  # standard deviation of a time, relative: what repeated runs of one server differ by
 LEAST_GROWTH = 1.5  # a trace in which nobody would have noticed anything is none
@@ -70,6 +71,8 @@ class _Server:
 def generate(seed: int, cause: str | None = None) -> Trace:
     """A trace of one of `incident.CAUSES`, or of a cause drawn at random. The same seed gives the same trace.
 
+    As on many dashboards, the time per token is that of the whole answer, TTFT included, divided by its tokens.
+
     Raises:
         ValueError: no such cause.
     """
@@ -78,8 +81,9 @@ def generate(seed: int, cause: str | None = None) -> Trace:
     if cause not in _MAKERS:
         raise ValueError(f"no cause {cause!r}; there are {', '.join(incident.CAUSES)}")
     while True:
-        server = _server(dice, {incident.WINDOWS_IGNORED: WINDOWED, incident.UNSPLIT: GROUPED}.get(cause, DENSE))
-        points = _MAKERS[cause](dice, server)
+        server = _server(dice, {incident.WINDOWS_IGNORED: WINDOWED, incident.UNSPLIT: GROUPED}.get(cause, MODELS))
+        rows = _MAKERS[cause](dice, server)
+        points = [_point(dice, server, row) for row in rows]
         times = [point.tpot_seconds for point in points]
         if points and (cause == incident.LAUNCHES or max(times) / min(times) >= LEAST_GROWTH):
             where = f"{server.gpus} × {server.gpu}"
@@ -95,6 +99,23 @@ def _server(dice: random.Random, models: tuple[str, ...]) -> _Server:
     return _Server(model, gpu, gpus, dice.uniform(0.55, 0.85), dice.uniform(0.0005, 0.003))
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A decode step, and the prompt and answer that it belongs to."""
+
+    context: float
+    batch: int
+    seconds: float
+    hit_rate: float
+    answer: int
+
+
+def _point(dice: random.Random, server: _Server, row: _Row) -> Point:
+    ttft = _noisy(dice, 0.03 + server.prefill_seconds(row.context * (1 - row.hit_rate)))
+    seconds = _noisy(dice, row.seconds) + ttft / row.answer
+    return Point(row.context, row.batch, seconds, None, ttft, row.hit_rate, row.answer)
+
+
 def _noisy(dice: random.Random, seconds: float) -> float:
     return seconds * math.exp(dice.gauss(0, NOISE))
 
@@ -105,67 +126,69 @@ def _contexts(dice: random.Random) -> list[int]:
     return [round(length * dice.uniform(0.9, 1.1)) for length in lengths]
 
 
-def _cache_grows(dice: random.Random, server: _Server) -> list[Point]:
-    batch = dice.choice((1, 2, 4, 8, 16, 32))
-    return [Point(c, batch, _noisy(dice, server.seconds(c, batch))) for c in _contexts(dice)]
+def _found(dice: random.Random, turns: int, lost: int | None = None) -> list[float]:
+    """Hit rates of consecutive turns; from turn `lost` on nearly nothing is found."""
+    return [dice.uniform(0.0, 0.1) if lost is not None and i >= lost else dice.uniform(0.9, 0.98) for i in range(turns)]
 
 
-def _batch_grows(dice: random.Random, server: _Server) -> list[Point]:
-    context = dice.choice((4_000, 8_000, 16_000))
-    points = []
-    for batch in (1, 4, 8, 16, 32, 64)[dice.randint(0, 1) :]:
-        near = round(context * dice.uniform(0.95, 1.05))
-        points.append(Point(near, batch, _noisy(dice, server.seconds(near, batch))))
-    return points
-
-
-def _prefix_misses(dice: random.Random, server: _Server) -> list[Point]:
-    """The history grows, and from some turn on the prompt is no longer found. Latency per token counts TTFT in."""
-    batch, answer = dice.choice((1, 2)), dice.choice((64, 128, 256))
+def _sweep(dice: random.Random, seconds: Callable[[float, int], float], batches: list[int], answer: int) -> list[_Row]:
+    """Decode times over contexts; in a third of the sweeps prompts are lost too, and answers are so long that it does
+    not matter."""
     contexts = _contexts(dice)
-    lost = dice.randint(1, len(contexts) - 2)
-    points = []
-    for turn, context in enumerate(contexts):
-        hit = dice.uniform(0.9, 0.98) if turn < lost else dice.uniform(0.0, 0.1)
-        ttft = _noisy(dice, 0.03 + server.prefill_seconds(context * (1 - hit)))
-        between = _noisy(dice, server.seconds(context, batch))
-        points.append(Point(context, batch, between + ttft / answer, None, ttft, hit, answer))
-    # Where the cache itself grows as much as what the misses add, there are two causes and no exercise.
-    rest = [p.tpot_seconds - p.ttft_seconds / p.output_tokens for p in points]
-    return points if max(rest) / min(rest) < 1.15 else []
+    lost = dice.randint(1, 4) if dice.random() < 1 / 3 else None
+    found = _found(dice, len(contexts), lost)
+    answer = answer if lost is None else 8 * answer
+    batches = batches * len(contexts) if len(batches) == 1 else [dice.choice(batches) for _ in contexts]
+    return [_Row(c, b, seconds(c, b), hit, answer) for c, b, hit in zip(contexts, batches, found, strict=False)]
 
 
-def _unsplit(dice: random.Random, server: _Server) -> list[Point]:
+def _cache_grows(dice: random.Random, server: _Server) -> list[_Row]:
+    return _sweep(dice, server.seconds, [dice.choice((1, 2, 4, 8, 16, 32))], answer=512)
+
+
+def _batch_grows(dice: random.Random, server: _Server) -> list[_Row]:
+    context = dice.choice((4_000, 8_000, 16_000))
+    batches = (1, 4, 8, 16, 32, 64)[dice.randint(0, 1) :]
+    near = [round(context * dice.uniform(0.95, 1.05)) for _ in batches]
+    found = _found(dice, len(batches))
+    return [_Row(c, b, server.seconds(c, b), hit, 512) for c, b, hit in zip(near, batches, found, strict=True)]
+
+
+def _prefix_misses(dice: random.Random, server: _Server) -> list[_Row]:
+    """From some turn on the prompt is no longer found, and answers are short."""
+    contexts, batch, answer = _contexts(dice), dice.choice((1, 2)), dice.choice((64, 128))
+    found = _found(dice, len(contexts), lost=dice.randint(1, len(contexts) - 2))
+    steps = [server.seconds(context, batch) for context in contexts]
+    # Where the cache itself grows as well, there are two causes and no exercise.
+    if max(steps) / min(steps) > 1.1:
+        return []
+    return [_Row(c, batch, s, hit, answer) for c, s, hit in zip(contexts, steps, found, strict=True)]
+
+
+def _unsplit(dice: random.Random, server: _Server) -> list[_Row]:
     """One block of threads reads one KV head's whole history at its own small share of the bandwidth; as long as heads
     and sequences are too few to fill the chip, more of them cost nothing."""
     blocks = dice.uniform(60, 130)  # that many would fill it; an H100 has 132 multiprocessors
     a_head = server.model.kv_bytes_per_token / server.model.geometry.kv_heads
     slope = a_head * blocks / (server.bandwidth / server.gpus * server.efficiency)
-    points = []
-    for context in _contexts(dice):
-        batch = dice.choice((1, 2, 4))
-        weights = server.seconds(0, batch)
-        points.append(Point(context, batch, _noisy(dice, weights + slope * context)))
-    return points
+    return _sweep(dice, lambda context, batch: server.seconds(0, batch) + slope * context, [1, 2, 4], answer=512)
 
 
-def _windows_ignored(dice: random.Random, server: _Server) -> list[Point]:
-    batch = dice.choice((4, 8, 16))
-    return [Point(c, batch, _noisy(dice, server.seconds(c, batch, windowed=False))) for c in _contexts(dice)]
+def _windows_ignored(dice: random.Random, server: _Server) -> list[_Row]:
+    return _sweep(dice, lambda c, b: server.seconds(c, b, windowed=False), [dice.choice((4, 8, 16))], answer=512)
 
 
-def _launches(dice: random.Random, server: _Server) -> list[Point]:
+def _launches(dice: random.Random, server: _Server) -> list[_Row]:
     """A step that takes at least three times as long as its bytes, whatever they are."""
-    batch = dice.choice((1, 4))
-    contexts = _contexts(dice)
-    floors = [server.seconds(c, batch) for c in contexts]
+    rows = _sweep(dice, server.seconds, [dice.choice((4, 8))], answer=512)
+    floors = [row.seconds for row in rows]
     if max(floors) / min(floors) < 1.4:
         return []
     fixed = max(floors) * dice.uniform(3, 5)
-    return [Point(c, batch, _noisy(dice, fixed)) for c in contexts]
+    return [replace(row, seconds=fixed) for row in rows]
 
 
-_MAKERS: dict[str, Callable[[random.Random, _Server], list[Point]]] = {
+_MAKERS: dict[str, Callable[[random.Random, _Server], list[_Row]]] = {
     incident.CACHE_GROWS: _cache_grows,
     incident.BATCH_GROWS: _batch_grows,
     incident.PREFIX_MISSES: _prefix_misses,
