@@ -181,9 +181,9 @@ for name, factor in right.items():
 
 # %% [markdown]
 # And money. A price list of early 2026 (Sonnet 4.6), dollars per million tokens: input 3.00; input that is
-# **written** to the cache 3.75; input that is **found** there 0.30; output 15.00. So writing costs 1.25 and
-# finding 0.1 times the input, in a cache that lasts five minutes; in one that lasts an hour, writing costs 2
-# times the input.
+# **written** to the cache 3.75; input that is **found** there 0.30; output 15.00. So writing costs 1.25 times
+# the input price and finding 0.1 times, in a cache that lasts five minutes; in one that lasts an hour, writing
+# costs 2 times.
 #
 # A session: 10 turns, 10,000 tokens of system prompt, each turn a question of 200 and an answer of 300
 # tokens. Turn 1 sends 10,200 tokens, turn 2 sends 10,700, and so on. With caching, a turn finds the whole
@@ -238,7 +238,8 @@ for name, right in {"reuses, write at 1.25": 1, "reuses, write at 2": 2}.items()
 #
 # When are two blocks the same? Keys and values of a token depend on **everything before it**. So a block is
 # named by its tokens *and* by the name of the block before it, its **parent**. And two customers who must not
-# share get a **salt** each: a tenant's name, or an adapter's, whose weights make other keys of the same words.
+# share get a **salt** each: the name of the tenant, or of the adapter, since an adapter's weights make other
+# keys of the same words.
 #
 # **Exercise 05.5.** Name a full block. `hashlib.sha256(some_bytes).digest()` makes 32 bytes, and nobody has
 # yet found two inputs with the same ones; `repr(x).encode()` makes bytes of any list or tuple. (vLLM once used
@@ -574,7 +575,7 @@ def doubt(timings):
 
 
 # %% [markdown]
-# The next, folded cell draws TTFT of the second turn with and without a hit, beside your card's prediction.
+# The folded cell draws the TTFT of the second turn, with a hit and without, beside your card's prediction.
 
 # %% jupyter={"source_hidden": true}
 _, ax = plt.subplots()
@@ -638,7 +639,7 @@ estimates.measured("05.tpot_ratio_found_to_computed", pair.ratio)
 print(f"found against computed, in pairs at 1,024 tokens: {pair}")
 
 # %% [markdown]
-# Folded: TPOT of both sessions against the context, above the line that bytes alone would give.
+# The folded cell draws the TPOT of both sessions against the context, and what bytes alone would give.
 
 # %% jupyter={"source_hidden": true}
 lines, error = (
@@ -689,7 +690,7 @@ for case, values in resident.items():
             values.append(PagedCache(session_pool, tables).nbytes / 1e6)
 
 # %% [markdown]
-# Folded: the memory that the sessions hold, measured and by arithmetic.
+# The folded cell draws the memory that the sessions hold, measured and by arithmetic.
 
 # %% jupyter={"source_hidden": true}
 token_mb = 46_080 / 1e6  # SmolLM2-135M in float32, from unit 02
@@ -802,11 +803,11 @@ assert (merge(ones, torch.zeros(2), zeros, nothing) - ones).abs().max() < 1e-3, 
 # %% [markdown]
 # `attend` does not know whose rows it gets: a row is a query, whoever asks. So the queries of **all** sessions
 # can be rows of *one* call over the prefix, which is then read once for all. One thing has to be watched: a
-# row must meet the keys of its own KV head. Two sessions A and B, two KV heads 0 and 1, one query head each:
+# row must meet the keys of its own KV head. Take two sessions A and B, two KV heads 0 and 1, and one query head
+# for each; in `q` they come in the order A0 A1 B0 B1:
 #
 # | | under KV head 0 | under KV head 1 |
 # |---|---|---|
-# | `q`, [session, KV head]: A0 A1, B0 B1 | | |
 # | the rows that one call needs | A0 B0 | A1 B1 |
 # | the rows that `q.reshape(1, 2, 2, head_dim)` makes | A0 A1 | B0 B1 |
 #
@@ -908,7 +909,7 @@ faster = Clock(spot).compare(*sides, **pairs, label="side by side")
 print(f"plain against cascade, in pairs at {longest:,} shared tokens: {faster}")
 
 # %% [markdown]
-# Folded: TPOT of the eight sessions against the length of the shared prefix.
+# The folded cell draws the TPOT of the eight sessions against the length of the shared prefix.
 
 # %% jupyter={"source_hidden": true}
 _, ax = plt.subplots()
@@ -974,7 +975,7 @@ gains = {
 }
 
 # %% [markdown]
-# Folded: how much faster cascade is than either plain form, beside the bound that bytes set.
+# The folded cell draws how many times faster cascade is than either plain form, beside the bound from bytes.
 
 # %% jupyter={"source_hidden": true}
 ax = plots.curve(
@@ -997,15 +998,15 @@ for label, case in (("eight copies", "plain"), ("one copy", "one copy")):
 rows = g.q_heads // g.kv_heads
 print(
     f"FLOP per byte of prefix: plain {2 * rows / 4:.1f}, cascade {2 * rows * batch / 4:.0f}; "
-    f"the ridge of this {card.name}: {card.ridge():.0f}"
+    f"the ridge of this {card.name}: {card.ridge():.1f}"
 )
 
 # %% [markdown]
-# Where a line runs below 1, sharing loses there: two reads and a merge are more work to hand out than one
-# read. (The CPU's one-copy form hands out eight pieces of work, so trust it on long prefixes only.) On a long
-# prefix the gap between the two lines is what the processor's own cache did for plain attention. And another
-# roof comes near: eight sessions' queries meet each byte, so the arithmetic per byte is eight times that of
-# plain attention, and at the ridge of unit 00 it would decide.
+# Where a line runs below 1, sharing loses: two reads and a merge are more work to hand out than one read. (On
+# the CPU the one-copy form hands out eight pieces of work, so trust it on long prefixes only.) On a long prefix
+# the gap between the two lines may be the processor's own cache at work for plain attention. And cascade meets
+# another roof sooner: eight sessions' queries meet each byte, so it does eight times the arithmetic per byte.
+# The last line of output says whether that lies beyond the ridge, where arithmetic sets the pace and not bytes.
 
 # %%
 estimates.report("05")
@@ -1029,7 +1030,7 @@ for size in (16, 256, 1_024):
 print(f"{len(day)} requests, {sum(len(r.prompt) for r in day):,} prompt tokens")
 
 # %% [markdown]
-# Folded: hit rate against the size of the cache.
+# The folded cell draws the hit rate against the size of the cache.
 
 # %% jupyter={"source_hidden": true}
 ax = plots.curve(
@@ -1047,12 +1048,11 @@ ax = plots.curve(
 # `traces.hit_rate` as above.)
 #
 # SGLang keeps no names but a **radix tree**: each edge is a run of tokens, a history is a path from the root,
-# and a node is split where two histories part. Its pages hold one token, so nothing is rounded down to a
-# block, and only leaves are evicted, which is tail first by construction. The price is a walk through a tree
-# where a block manager looks up a name.
+# and a node is split where two histories part. As published in January 2024, its pages hold one token, so
+# nothing is rounded down to a block; and only leaves are evicted, so tails go first by construction.
 #
-# **Many replicas.** Each has its own cache. A balancer that deals requests out in turn sends your next turn to
-# a machine that has never seen your history. The same day on four replicas, each with an endless cache:
+# **Many replicas.** Each has its own cache. A round-robin balancer may send your next turn to a machine that
+# has never seen your history. The same day on four replicas, each with an endless cache:
 
 
 # %%
@@ -1066,13 +1066,13 @@ def found_on(replicas, choose):
     return 100 * hits_all / tokens_all
 
 
-print(f"one machine:            {found_on(1, lambda i, r: 0):.1f} %")
-print(f"4 replicas, in turn:    {found_on(4, lambda i, r: i):.1f} %")
-print(f"4 replicas, by session: {found_on(4, lambda i, r: r.session):.1f} %")
+print(f"one machine:             {found_on(1, lambda i, r: 0):.1f} %")
+print(f"4 replicas, round robin: {found_on(4, lambda i, r: i):.1f} %")
+print(f"4 replicas, by session:  {found_on(4, lambda i, r: r.session):.1f} %")
 
 # %% [markdown]
 # So balancers are made *cache-aware*: they keep a tree of what they sent where, and choose the replica with
-# the longest match unless it is overloaded. SGLang reports up to 1.9 times the throughput of dealing in turn
+# the longest match unless the load is too uneven. SGLang reports up to 1.9 times the throughput of round robin
 # and 3.8 times its hit rate (v0.4).
 #
 # **Inconvenient results.** The same day on one machine, spoilt in four ways. *Answers dropped*: only prompts
@@ -1108,7 +1108,7 @@ cases = {
 }
 
 # %% [markdown]
-# Folded: the hit rate in each case.
+# The folded cell draws the hit rate in each case.
 
 # %% jupyter={"source_hidden": true}
 ax = plots.bars(
@@ -1143,7 +1143,7 @@ for held in (100, 149):
 # %% [markdown]
 # **The same text is not the same tokens.** A hit compares tokens, and a client sends text. Two ways to lose:
 # a model may sample a word in other pieces than the tokenizer would cut it into, and a client may write a
-# tool's JSON in another order of keys.
+# tool's JSON with its keys in another order.
 
 # %%
 sampled = [tokenizer.token_to_id(piece) for piece in ("ĠLu", "x", "ell")]
@@ -1163,9 +1163,9 @@ for label, again in (("answer", [sampled, encoded]), ("tool", [sent, other])):
 # %% [markdown]
 # Everything behind the first difference is lost. *Published:* a benchmark that appended each answer as text
 # found 4,992 of 5,753 tokens, which is every full block of the prompt and not one of the answer (gpt-oss-120b
-# on vLLM, inference-perf issue 649). A session whose tool results changed their order of keys found 26 to 31 %
-# of about 150,000 tokens and waited 11 s for each first token (swift-ai-sdk pull request 39). The cures: send
-# back the tokens that were sampled, and sort the keys.
+# on vLLM, inference-perf issue 649). A session whose tool results came with their keys in a new order each
+# time found 26 to 31 % of about 150,000 tokens and waited 11 s for each first token (swift-ai-sdk pull request
+# 39). The cures: send back the tokens that were sampled, and sort the keys.
 #
 # **Money.** Your session of 05.4, turn by turn.
 
@@ -1186,7 +1186,7 @@ bill = {
 }
 
 # %% [markdown]
-# Folded: the bill so far, turn by turn.
+# The folded cell draws the bill, turn by turn.
 
 # %% jupyter={"source_hidden": true}
 ax = plots.curve(
@@ -1265,7 +1265,7 @@ probes = {
 felt = Clock(spot).sweep(probes, 2, min_samples=3, label="guesses")
 
 # %% [markdown]
-# Folded: the TTFT that tenant B sees.
+# The folded cell draws the TTFT that tenant B sees.
 
 # %% jupyter={"source_hidden": true}
 ax = plots.bars(
@@ -1276,6 +1276,7 @@ ax = plots.bars(
     form="{:.0f}",
     title=f"Does the clock betray a right guess?{doubt(felt.values())}",
 )
+ax.margins(y=0.35)  # room for the legend
 
 # %% [markdown]
 # One argument of your `block_name` closes that door: under another salt every block has another name, so a
