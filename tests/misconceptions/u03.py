@@ -7,6 +7,8 @@ FACTORS = """times_smaller = {{"Maverick: GQA over MHA": 5, "V3: MLA over its ow
 SAVED = """saved_percent = {{"both bfloat16": 82.24, "V2 at 6 bits": 93.34}} | {}"""
 INTENSITY = """flop_per_byte = {{"MHA": 1, "GQA-8, 64 query heads": 8, "MLA, 128 query heads": 241.8}} | {}"""
 POOL = """tokens_that_fit = {{"padded": 85_974, "latent": 1_222_744}} | {}"""
+BY_HAND = """scores, a = {}, {}
+multiplications = {{"each key first": 8_000, "a first": 3_006}} | {}"""
 ABSORB = "def absorb_query(q_nope, w_uk):\n    return "
 GPUS = """bytes_per_gpu = {{("Llama-3.1-405B", 8): 64_512, ("Llama-3.1-405B", 16): 64_512,
     ("DeepSeek-V3", 8): 70_272}} | {}"""
@@ -87,7 +89,7 @@ WRONG = {
                 "    heads.append(scores.softmax(-1) @ v[:, i // group])\n"
                 "return torch.cat(heads, 1)"
             ),
-            "read or copied 8 times",
+            "8 times the bytes of K and V were read or copied",
         ),
         (
             grouped(
@@ -124,6 +126,18 @@ WRONG = {
             ),
             "Stay in torch",
         ),
+        (grouped(ROWS + "return (rows @ k.transpose(2, 3) * head_dim**-0.5 @ v).view(q.shape)"), "skipped the softmax"),
+        (  # a copy per query head, a chunk at a time
+            grouped(
+                "scores = []\n"
+                "for s in range(0, context, 256):\n"
+                "    part = k[:, :, s : s + 256].repeat_interleave(group, 1)\n"
+                "    scores.append((q[:, :, None] @ part.transpose(2, 3))[:, :, 0])\n"
+                "weights = (torch.cat(scores, -1) * head_dim**-0.5).softmax(-1)\n"
+                "return (weights.view(batch, kv_heads, group, -1) @ v).view(q.shape)"
+            ),
+            "times the bytes of K and V",
+        ),
     ],
     "03.5": [
         ("repeat_traffic = 8", "reading of the copies alone"),
@@ -133,7 +147,18 @@ WRONG = {
         ("repeat_traffic = 34", "K and V are both"),
         ("repeat_traffic = 17 / 8", "caches of MHA"),
     ],
-    "03.6": [
+    "03.6a": [
+        (BY_HAND.format("[3, 6]", "[3, 1, 5]", "{}"), "left the query out"),
+        (BY_HAND.format("[6, 5]", "[3, 1, 5]", "{}"), "other latent"),
+        (BY_HAND.format("[5, 1]", "[3, 1, 5]", "{}"), "as if they were the key"),
+        (BY_HAND.format("[5, 6]", "[1, 2, 4]", "{}"), "for every latent"),
+        (BY_HAND.format("[5, 6]", "[3, 1, 0]", "{}"), "What stands beside x"),
+        (BY_HAND.format("[5, 6]", "[3, 1]", "{}"), "as many as it had blanks"),
+        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"each key first": 6_000}'), "products with q"),
+        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"a first": 9_000}'), "the same for all"),
+        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"a first": 3_000}'), "making a, once"),
+    ],
+    "03.6b": [
         (
             ABSORB + 'torch.einsum("bhd,hdr->br", q_nope, w_uk)',
             "summed over the heads",
@@ -178,6 +203,50 @@ WRONG = {
             ),
             "expanded for every cached token",
         ),
+        (  # keys and values made head by head
+            mla(
+                "outs = []\n"
+                "for h in range(w_uk.shape[0]):\n"
+                "    k, v = latents @ w_uk[h].T, latents @ w_uv[h].T\n"
+                "    scores = q_nope[:, h, None] @ k.transpose(1, 2) + q_rope[:, h, None] @ rope_keys.transpose(1, 2)\n"
+                "    outs.append((scores * scale).softmax(-1) @ v)\n"
+                "return torch.cat(outs, 1)"
+            ),
+            "head by head or in chunks",
+        ),
+        (  # keys made a chunk of tokens at a time, values absorbed
+            mla(
+                "parts = []\n"
+                "for s in range(0, latents.shape[1], 64):\n"
+                '    k = torch.einsum("bcr,hdr->bhcd", latents[:, s : s + 64], w_uk)\n'
+                '    parts.append(torch.einsum("bhd,bhcd->bhc", q_nope, k))\n'
+                "content = torch.cat(parts, -1)\n" + POSITION + MIX + OUT
+            ),
+            "head by head or in chunks",
+        ),
+        (  # nothing expanded, and the latents read once per head
+            mla(
+                "outs = []\n"
+                "for h in range(w_uk.shape[0]):\n"
+                "    q = q_nope[:, h, None] @ w_uk[h]\n"
+                "    scores = q @ latents.transpose(1, 2) + q_rope[:, h, None] @ rope_keys.transpose(1, 2)\n"
+                "    outs.append((scores * scale).softmax(-1) @ latents @ w_uv[h].T)\n"
+                "return torch.cat(outs, 1)"
+            ),
+            "read or copied once per head",
+        ),
+        (
+            mla(
+                "q_nope, q_rope, latents, rope_keys, w_uk, w_uv = "
+                "(x.numpy() for x in (q_nope, q_rope, latents, rope_keys, w_uk, w_uv))\n"
+                "scores = np.einsum('bhd,hdr,bcr->bhc', q_nope, w_uk, latents)\n"
+                "scores = (scores + np.einsum('bhd,bcd->bhc', q_rope, rope_keys)) * scale\n"
+                "weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
+                "weights /= weights.sum(-1, keepdims=True)\n"
+                "return torch.from_numpy(np.einsum('bhc,bcr,hvr->bhv', weights, latents, w_uv, optimize=True))"
+            ),
+            "Stay in torch",
+        ),
     ],
     "03.8": [
         (INTENSITY.format('{"MHA": 2}'), "2 bytes"),
@@ -206,10 +275,14 @@ WRONG = {
 
 RIGHT = {
     "03.1": [
-        "kv_bytes_of = {name: kv_bytes(get(name), 1) for name in kv_bytes_of}",
+        "kv_bytes_of = {name: kv_bytes(get(name), 1) for name in reversed(kv_bytes_of)}",
         BYTES.format('{"falcon-7b": torch.tensor(8192)}'),
     ],
-    "03.2": [FACTORS.format('{"V3: MLA over MQA": 256 / 576}'), FACTORS.format('{"V3: MLA over GQA-8": 3.6}')],
+    "03.2": [
+        "times_smaller = dict(reversed(times_smaller.items()))",
+        FACTORS.format('{"V3: MLA over MQA": 256 / 576}'),
+        FACTORS.format('{"V3: MLA over GQA-8": 3.6}'),
+    ],
     "03.3": [SAVED.format('{"both bfloat16": 82.2, "V2 at 6 bits": 93.3}')],
     "03.4": [
         grouped(
@@ -224,9 +297,28 @@ RIGHT = {
             "    out[:, own] = scores.softmax(-1) @ v[:, head]\n"
             "return out"
         ),
+        *(
+            grouped(  # online softmax, a chunk at a time
+                "rows = q.view(batch, kv_heads, group, head_dim) * head_dim**-0.5\n"
+                "top = torch.full_like(rows[..., :1], -torch.inf)\n"
+                "total, out = torch.zeros_like(top), torch.zeros_like(rows)\n"
+                f"for s in range(0, context, {chunk}):\n"
+                f"    scores = rows @ k[:, :, s : s + {chunk}].transpose(2, 3)\n"
+                "    new = torch.maximum(top, scores.amax(-1, keepdim=True))\n"
+                "    keep, part = (top - new).exp(), (scores - new).exp()\n"
+                "    total = total * keep + part.sum(-1, keepdim=True)\n"
+                f"    out, top = out * keep + part @ v[:, :, s : s + {chunk}], new\n"
+                "return (out / total).view(q.shape)"
+            )
+            for chunk in (16, 64, 256)
+        ),
     ],
-    "03.5": ["repeat_traffic = 17.0"],
-    "03.6": [
+    "03.5": ["repeat_traffic = 17.0", "repeat_traffic = torch.tensor(17)"],
+    "03.6a": [
+        BY_HAND.format("(5.0, 6)", "[3, np.float64(1), 5]", "{}"),
+        BY_HAND.format("np.array([5, 6])", "torch.tensor([3.0, 1, 5])", '{"a first": 3_006.0}'),
+    ],
+    "03.6b": [
         ABSORB + "(q_nope[:, :, None] @ w_uk)[:, :, 0]",
         ABSORB + "(q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)",
     ],
@@ -236,13 +328,22 @@ RIGHT = {
             "q = torch.cat(((q_nope[:, :, None] @ w_uk)[:, :, 0], q_rope), -1)\n"
             "weights = (q @ rows.transpose(1, 2) * scale).softmax(-1)\n"
             "return ((weights @ latents)[:, :, None] @ w_uv.transpose(1, 2))[:, :, 0]"
-        )
+        ),
+        mla(CONTENT + POSITION + MIX + OUT),
+        mla(  # a chunk of tokens at a time
+            "q, parts = absorb_query(q_nope, w_uk), []\n"
+            "for s in range(0, latents.shape[1], 128):\n"
+            "    rows, keys = latents[:, s : s + 128], rope_keys[:, s : s + 128]\n"
+            "    parts.append(q @ rows.transpose(1, 2) + q_rope @ keys.transpose(1, 2))\n"
+            "mixed = (torch.cat(parts, -1) * scale).softmax(-1) @ latents\n" + OUT
+        ),
     ],
     "03.8": [
         INTENSITY.format('{"MLA, 128 query heads": torch.tensor(256.0)}'),
         INTENSITY.format('{"MLA, 128 query heads": 240}'),
+        "flop_per_byte = dict(reversed(flop_per_byte.items()))",
         'limit = " Compute "',
     ],
     "03.9": [POOL.format('{"padded": 85_968}')],
-    "03.10": ["bytes_per_gpu = {key: float(value) for key, value in bytes_per_gpu.items()}"],
+    "03.10": ["bytes_per_gpu = {key: float(value) for key, value in reversed(bytes_per_gpu.items())}"],
 }
