@@ -190,7 +190,8 @@ def test_fp8_is_coarser_than_int8_and_a_scale_does_not_mend_it(real):
         plain, scaled = missed(to_fp8(x).float()), missed(to_fp8(x / largest).float() * largest)
         assert plain > 2 * in_int8 and scaled > 1.8 * in_int8
         assert scaled == pytest.approx(plain, rel=0.25)
-        assert x.abs().max() < 448
+        says("Nearly all numbers of this model lie within it")
+        assert x.abs().max() < 448 and (x.abs() < 2**-6).float().mean() < 0.05
 
 
 def test_keys_want_a_scale_per_channel_on_the_real_model(real):

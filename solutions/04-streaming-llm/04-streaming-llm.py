@@ -394,7 +394,7 @@ grid = [(0, 256), (1, 256)] if budget == "quick" else sink_curve.GRID
 live = sink_curve.measure(model, tokens, grid)
 rows = []
 for p in live:
-    name = "full cache" if p.window is None else f"{p.sinks} sinks, window {p.window}"
+    name = "full cache" if p.window is None else f"sinks {p.sinks}, window {p.window}"
     above = f"{p.above_dense:+.3f} ± {2 * p.spread:.3f}"
     rows.append([name, f"{p.perplexity:.2f}", f"{p.loss:.3f}", above])
 estimates.Table(["cache", "perplexity", "loss (nats)", "above the full cache"], rows)

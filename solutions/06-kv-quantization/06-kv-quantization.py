@@ -464,7 +464,7 @@ for name, restore in tqdm(schemes.items(), desc="perplexity", file=sys.stdout):
     held = RoundTripCache(model.geometry, 2_049, restore, device=spot)
     perplexities[name] = perplexity(model, held, tokens)
 exact = perplexities["exact"]
-rise = {name: 100 * (p / exact - 1) for name, p in perplexities.items()}
+rise = {n: round(100 * (p / exact - 1), 1) + 0.0 for n, p in perplexities.items()}
 for name in guesses:
     estimates.measured(f"06.ppl_rise_{name.replace(' ', '_')}", rise[name])
 
@@ -502,7 +502,7 @@ estimates.Table(["one byte a number", "of", "error (% of the norm)"], rows)
 # The scale changes little: with 3 bits of mantissa each number is off by up to 1/16 of itself, however it is scaled.
 # int8 has 127 even steps up to the largest number of the token, which is finer for all that are large enough to count.
 # What a scale is for in fp8 is its *range*: beyond 448 numbers are clipped, and below 2⁻⁶ the steps get coarser.
-# This model stays within it. vLLM's default is a scale of 1 too, and its documentation recommends to **calibrate**
+# Nearly all numbers of this model lie within it. vLLM's default is a scale of 1 too, and its documentation recommends to **calibrate**
 # scales on sample text; where values did exceed the range (vllm-project/vllm#54705), that won back about half of what
 # was lost on MATH-500, though within the noise of three runs. When the weights change, the scales have to follow:
 # verl-project/verl#4435 computes them anew after each step of training.
@@ -603,6 +603,11 @@ estimates.Table(header, rows)
 # Compare the column of rates. Where a packed cache is read at *fewer* bytes per second than the float32 one, bytes fall
 # faster than time, and something other than reading takes its share. What that is, a rate cannot say; the last exercise
 # looks at one suspect.
+#
+# And compare the two int4 lines, which read about the same bytes. The scheme that is kinder to the model is harder to read
+# fast. A scale of a *token* multiplies the score of that token, one number for a whole key. A scale of a *channel* belongs
+# inside the product: a kernel has to restore a tile of keys first, as the one of this course does on a CPU, or to fold
+# the scales into the query, once for each block.
 
 # %%
 estimates.report("06")
