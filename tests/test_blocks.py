@@ -61,6 +61,33 @@ def test_fork_copies_a_shared_partial_block_on_first_write():
     assert manager.extend(parent, [7]) == []  # now its own
 
 
+def test_a_cut_gives_blocks_back_and_keeps_what_others_hold():
+    manager = BlockManager(6, 4)
+    session = opened(manager, list(range(10)))
+    twin = manager.fork(session)
+    table = list(session.table)
+    manager.truncate(session, 6)
+    assert session.table == table[:2] and session.tokens == list(range(6)) and len(session.names) == 1
+    assert [manager.references[block] for block in table] == [2, 2, 1]
+    assert manager.match([*range(8), 0]) == table[:2]  # nobody has written into block 1 yet
+    [(source, destination)] = manager.extend(session, [60])  # block 1 is the twin's as well
+    assert source == table[1] and session.table == [table[0], destination]
+    manager.close(twin)
+    manager.truncate(session, 3)
+    manager.extend(session, [30])  # alone with block 0: written in place, and found under its new name only
+    assert session.table == [table[0]]
+    assert manager.match([*range(8), 0]) == [] and manager.match([0, 1, 2, 30, 0]) == [table[0]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 6, 2.0, True, None])
+def test_a_cut_beyond_the_session_is_refused(wrong):
+    manager = BlockManager(6, 4)
+    session = opened(manager, [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="the session holds 5"):
+        manager.truncate(session, wrong)
+    assert session.tokens == [1, 2, 3, 4, 5] and len(session.table) == 2
+
+
 def test_tenants_with_different_salts_share_nothing():
     manager = BlockManager(10, 2)
     opened(manager, [1, 2, 3, 4], b"tenant-a")
@@ -87,6 +114,7 @@ class Pool(RuleBasedStateMachine):
         self.manager = BlockManager(12, 3)
         self.contents = {block: [None] * 3 for block in range(12)}
         self.live = {}  # session → the tokens it must hold
+        self.histories = {}  # name of a full block → what a block of that name must hold
 
     def write(self, session, tokens):
         """Extend, then do what a pool of tensors does: copy the blocks named, write the new positions."""
@@ -103,6 +131,9 @@ class Pool(RuleBasedStateMachine):
             assert self.manager.references[block] == 1, "wrote into a block that somebody else reads"
             self.contents[block][position % 3] = session.salt, session.tokens[position]
         self.live[session] = [*self.live[session], *tokens]
+        for i, name in enumerate(session.names):
+            full = [(session.salt, token) for token in session.tokens[3 * i : 3 * i + 3]]
+            assert self.histories.setdefault(name, full) == full
 
     @rule(target=sessions, tokens=tokens, salt=st.sampled_from([b"", b"a"]))
     def open(self, tokens, salt):
@@ -114,6 +145,14 @@ class Pool(RuleBasedStateMachine):
     @rule(session=sessions, tokens=tokens)
     def extend(self, session, tokens):
         self.write(session, tokens)
+
+    @rule(session=sessions, data=st.data())
+    def truncate(self, session, data):
+        held = self.live[session]
+        length = data.draw(st.integers(0, len(held)))
+        self.manager.truncate(session, length)
+        self.live[session] = held[:length]
+        assert len(session.table) == -(-length // 3) and len(session.names) == length // 3
 
     @rule(target=sessions, session=sessions)
     def fork(self, session):
@@ -131,6 +170,11 @@ class Pool(RuleBasedStateMachine):
         for session, expected in self.live.items():
             held = [self.contents[session.table[i // 3]][i % 3] for i in range(len(expected))]
             assert held == [(session.salt, token) for token in expected]
+
+    @invariant()
+    def a_name_is_that_of_what_the_block_holds(self):
+        for name, block in self.manager.block_of.items():
+            assert self.contents[block] == self.histories[name]
 
     @invariant()
     def every_block_is_counted_exactly_once(self):

@@ -19,8 +19,7 @@ def random_heads(heads, t, seed):
 def test_bytes_are_those_of_the_tensors():
     cache = FullCache(SMALL, 100, batch=2, dtype=torch.float16)
     assert cache.nbytes == kv_bytes(SMALL, 100, batch=2, dtype=torch.float16)
-    cache.fill(30)
-    assert cache.step_bytes() == kv_bytes(SMALL, 30, batch=2, dtype=torch.float16)
+    assert cache.step_bytes(30) == kv_bytes(SMALL, 30, batch=2, dtype=torch.float16)
 
 
 def test_attention_equals_float64_computed_from_the_definition():
@@ -38,7 +37,7 @@ def test_attention_equals_float64_computed_from_the_definition():
 def test_a_history_is_masked_the_same_in_blocks():
     q, k, v = random_heads(4, 11, 1), random_heads(2, 33, 2), random_heads(2, 33, 3)
     whole = causal(torch.cat((torch.zeros(2, 4, 22, 16), q), dim=2), k, v)[:, :, 22:]
-    torch.testing.assert_close(causal(q, k, v, block=4), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(causal(q, k, v, tile=4), whole, atol=1e-5, rtol=1e-5)
 
 
 def test_rotation_depends_on_distance_only():

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from helpers.caches import CacheFull, FullCache
-from helpers.caches.latent import LatentCache, attend_causal
+from helpers.caches.latent import LatentCache
 from helpers.exercises.traffic import Traffic
 from helpers.models import rope
+from helpers.models.attention import causal
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import MLA, Geometry, get
@@ -170,11 +171,11 @@ def test_prompt_in_blocks_equals_one_query_at_a_time():
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 3, 300, 20, generator=generator, dtype=torch.float64)
     rows = torch.randn(2, 500, 20, generator=generator, dtype=torch.float64)
-    got = attend_causal(q, rows, 16)
+    got = causal(q, rows[:, None], rows[:, None, :, :16], scale=1.0, tile=128)
     for i in (0, 127, 128, 299):
         seen = rows[:, : 200 + i + 1]
         expect = (q[:, :, i] @ seen.transpose(1, 2)).softmax(-1) @ seen[..., :16]
-        assert torch.allclose(got[:, :, i], expect, atol=1e-6)  # the softmax is taken in float32
+        assert torch.allclose(got[:, :, i], expect, atol=1e-12)
 
 
 def test_decode_never_expands_the_latents():
@@ -191,7 +192,7 @@ def test_bytes_are_those_of_the_geometry():
     cache = LatentCache(g, capacity=100, batch=2, dtype=torch.bfloat16)
     assert cache.nbytes == kv_bytes(g, 100, 2, torch.bfloat16) == 3 * 2 * 100 * 576 * 2
     cache.fill(40)
-    assert cache.length == 40 and cache.step_bytes() == 3 * 2 * 40 * 576 * 2
+    assert cache.length == 40 and cache.step_bytes(40) == 3 * 2 * 40 * 576 * 2
 
 
 def test_decoder_streams_the_weights_that_the_geometry_counts():
@@ -223,6 +224,6 @@ def test_mistakes_are_named():
     cache = LatentCache(g, capacity=8)
     with pytest.raises(CacheFull, match="9 tokens do not fit"):
         Decoder(g).prefill(torch.zeros(1, 9, dtype=torch.long), cache)
-    assert cache.lengths == [0, 0] and not cache.rows.any()
+    assert cache.lengths == [0] and not cache.rows.any()
     with pytest.raises(ValueError, match="cannot continue at 9"):
         cache.rewind(9)

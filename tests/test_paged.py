@@ -59,7 +59,7 @@ def test_bytes_of_the_pool_and_of_a_step():
     pool = BlockPool(SMALL, 10, 4, 64)
     assert pool.nbytes == kv_bytes(SMALL, 40, dtype=torch.float32)
     cache = PagedCache(pool, [[0, 1], [0, 2]], length=7)
-    assert cache.step_bytes() == kv_bytes(SMALL, 7, batch=2, dtype=torch.float32)
+    assert cache.step_bytes(7) == kv_bytes(SMALL, 7, batch=2, dtype=torch.float32)
 
 
 def test_writing_beyond_the_table_says_what_was_forgotten():
@@ -81,8 +81,8 @@ def test_a_shared_prefix_equals_the_dense_cache_and_reads_it_once():
         step = torch.full((3,), token)
         torch.testing.assert_close(decoder.decode(step, cascade), decoder.decode(step, dense), atol=1e-5, rtol=1e-5)
     per_token = kv_bytes(SMALL, 1, dtype=torch.float32)
-    assert cascade.step_bytes() == per_token * (19 + 3 * 6)
-    assert dense.step_bytes() == per_token * 3 * 25
+    assert cascade.step_bytes(25) == per_token * (19 + 3 * 6)
+    assert dense.step_bytes(25) == per_token * 3 * 25
 
 
 def test_a_prefix_must_be_one_sequence_and_fit():

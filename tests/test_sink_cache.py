@@ -121,7 +121,7 @@ def test_memory_is_constant_and_counted_from_the_tensors():
     for length in (0, 10, 32, 33, 90_000):
         long.fill(length)
         assert long.length == length
-        assert long.step_bytes() == long.nbytes * min(length, 32) // 32
+        assert long.step_bytes(length) == long.nbytes * min(length, 32) // 32
     assert {name for name, x in vars(long).items() if isinstance(x, torch.Tensor)} == before
     assert not long._passing
 

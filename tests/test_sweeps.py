@@ -66,7 +66,7 @@ def test_what_cannot_be_measured_is_refused():
             decode_sweep(engines, contexts)
     with pytest.raises(ValueError, match="no engine may be called 'beside'"):
         decode_sweep({BESIDE: (decoder, FullCache(SMALL, 9))}, (4,))
-    with pytest.raises(ValueError, match="9 tokens do not fit|do not fit a cache"):
+    with pytest.raises(ValueError, match="cannot continue at 9 tokens: the cache holds from 0 to 8"):
         decode_sweep({"x": (decoder, FullCache(SMALL, 8))}, contexts=(9,))
     with pytest.raises(ValueError, match="cannot time a step at 9"):
         DecodeStep(decoder, FullCache(SMALL, 9)).at(9)

@@ -254,8 +254,7 @@ def decode_curve(check, decoder, model, batch, points: dict[int, int], id: str, 
         steps = check.steps(lambda: decoder.decode(tokens, cache), rewinds)
 
     def streamed(key):
-        cache.rewind(points[key] + 1)
-        return decoder.weight_bytes + cache.step_bytes()
+        return decoder.weight_bytes + cache.step_bytes(points[key] + 1)
 
     fixed = {"batch": batch} if x == "context" else {"context": check.plan.batch_context}
     title = f"decode, {model.name}, {name_of(check.plan.dtype)}, {next(iter(fixed))} {next(iter(fixed.values())):,}"

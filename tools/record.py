@@ -46,8 +46,7 @@ def record(
         cache = engines[batch][1]
         points = []
         for context, timed in timings.items():
-            cache.rewind(context + 1)
-            points.append(recordings.point(context, timed, decoder.weight_bytes + cache.step_bytes()))
+            points.append(recordings.point(context, timed, decoder.weight_bytes + cache.step_bytes(context + 1)))
             if timed.verdict != "ok":
                 recording.notes.append(f"batch {batch}, {context} tokens: {timed.verdict}")
         title = f"{shape.name}, float32, batch {batch}"

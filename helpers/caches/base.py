@@ -6,15 +6,48 @@ under the real clock, like any other.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from helpers import kernels
+from helpers.models import rope
 from helpers.models.geometry import Geometry
 
 
 class CacheFull(ValueError):
     """A sequence does not fit the capacity that the cache was built with."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the newest t tokens of every sequence stand. Found by the first layer of a step, used by all.
+
+    Attributes:
+        cos, sin: their angles, [t, head_dim], or [batch, 1, t, head_dim] where the sequences differ in length.
+        index: of their rows in a buffer [batch, heads, capacity, …].
+        by_token: whether that index yields [batch, t, heads, …].
+        lengths: tokens that each sequence holds, these included: an int, or int32 [batch] on the device.
+        longest: the largest of them.
+        table: of a paged cache: int32 [batch, blocks].
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    index: tuple
+    by_token: bool
+    lengths: int | torch.Tensor
+    longest: int
+    table: torch.Tensor | None = None
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """x [batch, heads, t, head_dim], rotated to these places."""
+        return rope.rotate(x, self.cos, self.sin)
+
+    def write(self, buffer: torch.Tensor, x: torch.Tensor) -> None:
+        """Put x [batch, heads, t, …] into its rows of buffer [batch, heads, capacity, …]."""
+        buffer[self.index] = (x.transpose(1, 2) if self.by_token else x).to(buffer.dtype)
 
 
 class KVCache(ABC):
@@ -29,8 +62,14 @@ class KVCache(ABC):
         backend: name of the kernels that read it (`helpers.kernels.select`); None picks the fastest for the device.
 
     Raises:
-        ValueError: capacity or batch is not a positive whole number.
+        ValueError: capacity or batch is not a positive whole number, or the geometry stores something else than this
+            cache keeps (latents, or keys and values).
     """
+
+    keeps_latents = False  # rows of MLA instead of keys and values
+    any_float = False  # takes keys and values of another floating type than it computes in
+    ragged = True  # the sequences may differ in length
+    single = None  # the backend's way with a single token, see `_bound`
 
     def __init__(
         self,
@@ -44,18 +83,26 @@ class KVCache(ABC):
         for name, value in (("capacity", capacity), ("batch", batch)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if geometry.mla is not None and not self.keeps_latents:
+            raise ValueError(f"{geometry.name} keeps latents, not keys and values: use LatentCache")
+        if geometry.mla is None and self.keeps_latents:
+            raise ValueError(f"{geometry.name} has {geometry.attention} attention and no latent: use FullCache")
         self.geometry, self.capacity, self.batch = geometry, capacity, batch
         self.dtype, self.device = dtype, torch.device(device)
         self.kernels = kernels.select(self.device, backend, dtype)
-        # One count a layer: inside a step the layers that have appended are one token ahead of those that have not.
-        self.lengths = [0] * geometry.layers
+        # heads and widths of what is appended as k and as v
+        self._entry = (geometry.kv_heads, geometry.head_dim, geometry.head_dim)
+        self._query_width = geometry.head_dim
+        self._sequences = torch.arange(batch, device=self.device)[:, None]
+        self._move([0] * batch)
 
     @abstractmethod
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [batch, kv_heads, t, head_dim], keys not yet rotated, as the next t tokens of `layer`.
 
         Raises:
-            CacheFull: the sequence would exceed the capacity; nothing was stored.
+            CacheFull: a sequence would exceed the capacity; nothing was stored.
+            ValueError: another shape or type; nothing was stored.
         """
 
     @abstractmethod
@@ -63,12 +110,10 @@ class KVCache(ABC):
         """Causal attention of q [batch, q_heads, t, head_dim], not yet rotated, the last t tokens of `layer`.
 
         Returns the same shape and dtype as q.
-        """
 
-    @property
-    def length(self) -> int:
-        """Tokens seen so far (by every layer)."""
-        return self.lengths[-1]
+        Raises:
+            ValueError: another shape, or more queries than `layer` holds tokens.
+        """
 
     @property
     @abstractmethod
@@ -76,52 +121,253 @@ class KVCache(ABC):
         """Bytes allocated, whether or not a token is in them yet."""
 
     @abstractmethod
-    def step_bytes(self) -> int:
-        """Bytes that one decode step reads from the cache at the present length, over all layers and sequences."""
+    def _read_bytes(self, tokens: int) -> int:
+        """Bytes of all layers that a decode step reads for one sequence of `tokens` tokens."""
 
-    def rewind(self, length: int) -> None:
-        """Continue as if exactly `length` tokens had been seen: back, to forget what came after; or forward again, over
-        what an earlier `fill` left in the buffer, so that one cache can be timed at many contexts.
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens seen so far by every layer, one number a sequence."""
+        return [self._ends[-1] - fewer for fewer in self._behind]
+
+    @property
+    def length(self) -> int:
+        """Tokens seen so far, where all sequences have seen equally many.
 
         Raises:
-            ValueError: `length` is negative or exceeds the capacity.
+            ValueError: the sequences differ; ask for `lengths`.
         """
-        if not 0 <= length <= self.capacity:
-            raise ValueError(f"cannot continue at {length} tokens: the cache holds from 0 to {self.capacity}")
-        self.lengths = [length] * self.geometry.layers
+        return self._common(self._ends[-1])
+
+    def seen(self, layer: int) -> int:
+        """Tokens of `layer` so far, the newest included: within a step, layers that have appended are ahead of others.
+
+        Raises:
+            ValueError: the sequences differ in length.
+        """
+        return self._common(self._ends[layer])
+
+    def step_bytes(self, length: int | Sequence[int]) -> int:
+        """Bytes that one decode step reads at `length` tokens a sequence, over all layers; the cache stays as it is.
+
+        Args:
+            length: the newest token included; one number for all sequences, or one each.
+        """
+        return sum(self._read_bytes(tokens) for tokens in self._each(length))
+
+    def rewind(self, length: int) -> None:
+        """Continue as if each sequence had seen exactly `length` tokens: back, to forget what came after; or forward
+        again, over what an earlier `fill` left in the buffer, so that one cache can be timed at many contexts.
+
+        Raises:
+            ValueError: `length` is negative or exceeds the capacity, or this cache cannot return there; nothing was
+                changed.
+        """
+        self._check_target(length)
+        self._move([length] * self.batch)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget what came after the first `length` tokens of one sequence; the others stay as they are.
+
+        Raises:
+            ValueError: no such sequence, it holds fewer tokens, or this cache cannot return there; nothing was changed.
+        """
+        lengths = self.lengths
+        if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence < self.batch:
+            raise ValueError(f"there is no sequence {sequence!r}: the cache holds sequences 0 to {self.batch - 1}")
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= lengths[sequence]:
+            raise ValueError(f"cannot cut sequence {sequence} to {length!r} tokens: it holds {lengths[sequence]}")
+        if length == lengths[sequence]:
+            return
+        if self.batch > 1 and not self.ragged:
+            raise ValueError(
+                f"{type(self).__name__} keeps all its sequences at one length and cannot cut one alone: rewind them all, "
+                "or give each sequence a cache of its own"
+            )
+        self._check_target(length)
+        lengths[sequence] = length
+        self._move(lengths)
 
     def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
         """Append random keys and values until `length` tokens are held: a long history without paying its prefill.
 
         The time of a decode step does not depend on the values, only on how many there are.
+
+        Raises:
+            ValueError: as `rewind`, before anything is written.
         """
-        self.rewind(0)
+        self._check_range(length)
+        self.rewind(self._least)
         generator = torch.Generator(device="cpu").manual_seed(seed)
-        g = self.geometry
-        for start in range(0, length, chunk):
-            shape = (self.batch, g.kv_heads, min(chunk, length - start), g.head_dim)
-            k, v = (torch.randn(shape, generator=generator).to(self.device, self.dtype) for _ in range(2))
-            for layer in range(g.layers):
+        heads, *widths = self._entry
+        for start in range(self._least, length, chunk):
+            shapes = [(self.batch, heads, min(chunk, length - start), width) for width in widths]
+            k, v = (torch.randn(shape, generator=generator).to(self.device, self.dtype) for shape in shapes)
+            for layer in range(self.geometry.layers):
                 self.append(layer, k, v)
 
+    # What follows is for caches, not for those who use them.
+
+    _least = 0  # the shortest length a sequence can have
+
+    def _check_range(self, length: int) -> None:
+        if isinstance(length, bool) or not isinstance(length, int) or not self._least <= length <= self.capacity:
+            raise ValueError(
+                f"cannot continue at {length!r} tokens: the cache holds from {self._least} to {self.capacity}"
+            )
+
+    def _check_target(self, length: int) -> None:
+        """Refuse to return to `length` tokens where that is not possible."""
+        self._check_range(length)
+
+    def _move(self, lengths: list[int]) -> None:
+        """All layers have seen `lengths` tokens."""
+        longest = max(lengths)
+        # One end a layer, that of the longest sequence: inside a step the layers that have appended are ahead of
+        # those that have not. The sequences advance together, so what each is behind stays.
+        self._ends = [longest] * self.geometry.layers
+        self._behind = [longest - length for length in lengths]
+        self._even = not any(self._behind)
+        self._fewer = None if self._even else torch.tensor(self._behind, device=self.device)
+        self._at, self._found = None, None
+
+    def _common(self, end: int) -> int:
+        if not self._even:
+            held = [end - fewer for fewer in self._behind]
+            raise ValueError(f"the sequences hold {held} tokens and have no common length: ask for lengths")
+        return end
+
+    def _each(self, length: int | Sequence[int]) -> list[int]:
+        lengths = [length] * self.batch if isinstance(length, int) else list(length)
+        if len(lengths) != self.batch or min(lengths) < 0:
+            raise ValueError(f"length must be a number of tokens, or {self.batch} of them, not {length!r}")
+        return lengths
+
     def _allocated(self, tokens: int) -> int:
-        """Rows to allocate for `tokens`: Triton reads whole blocks, and the zeros behind the last token never count."""
-        multiple = getattr(self.kernels, "CAPACITY_MULTIPLE", 1)
-        return -(-tokens // multiple) * multiple
+        """Rows to allocate for `tokens`; the zeros behind the last token never count."""
+        return self.kernels.CAPABILITIES.rounded(tokens)
 
     def _bound(self, kind: str, *stored: torch.Tensor):
         """The backend's way of handling a single token in two launches instead of dozens, or None if it has none."""
-        bind = getattr(self.kernels, "SingleToken", None)
-        return bind and bind(kind, stored, self.cos, self.sin)
+        if self.kernels.CAPABILITIES.single_token:
+            return self.kernels.SingleToken(kind, stored, self.cos, self.sin)
+        return None
 
     def _claim(self, layer: int, tokens: int) -> tuple[int, int]:
-        """Advance `layer` by `tokens`; returns (start, end) of the new positions."""
-        start = self.lengths[layer]
+        """Advance `layer` by `tokens`; returns (start, end) of the new positions in the longest sequence."""
+        start = self._ends[layer]
         end = start + tokens
         if end > self.capacity:
             raise CacheFull(
                 f"{end} tokens do not fit a cache built for {self.capacity}: build it with capacity={end} or more, "
                 "or shorten the prompt"
             )
-        self.lengths[layer] = end
+        self._ends[layer] = end
+        return start, end
+
+    def _claimed(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Places:
+        """Check k and v, advance `layer` and say where they belong; after an error nothing has moved."""
+        self._check_entry(k, v)
+        start, end = self._claim(layer, k.shape[2])
+        try:
+            return self._places(start, end)
+        except ValueError:
+            self._ends[layer] = start
+            raise
+
+    def _append_one(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """A single token of sequences of one length, by the backend's own way."""
+        start, _ = self._claim(layer, 1)
+        try:
+            self.single.append(layer, start, k, v)
+        except ValueError:
+            self._ends[layer] = start
+            raise
+
+    def _attend_one(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        position = self._ends[layer] - 1
+        if position < 0:
+            raise ValueError(f"layer {layer} holds no token yet: append, then attend")
+        return self.single.attend(layer, position, q)
+
+    def _asked(self, layer: int, q: torch.Tensor) -> Places:
+        """Check q and say where its tokens stand."""
+        self._check_query(layer, q)
+        end = self._ends[layer]
+        return self._places(end - q.shape[2], end)
+
+    def _check_query(self, layer: int, q: torch.Tensor) -> None:
+        heads = self.geometry.q_heads
+        if q.dim() != 4 or (q.shape[0], q.shape[1], q.shape[3]) != (self.batch, heads, self._query_width):
+            raise ValueError(f"q must be {_shape(self.batch, heads, self._query_width)}, not {list(q.shape)}")
+        held = self._ends[layer] - max(self._behind)
+        if not 1 <= q.shape[2] <= held:
+            raise ValueError(f"{q.shape[2]} queries, but layer {layer} holds {held} tokens: append, then attend")
+
+    def _places(self, start: int, end: int) -> Places:
+        """Where tokens start … end-1 stand, counted in the longest sequence."""
+        if self._at != (start, end):
+            self._at, self._found = (start, end), self._find(start, end)
+        return self._found
+
+    def _find(self, start: int, end: int) -> Places:
+        if self._even:
+            index = (slice(None), slice(None), slice(start, end))
+            return Places(self.cos[start:end], self.sin[start:end], index, False, end, end)
+        positions = torch.arange(start, end, device=self.device) - self._fewer[:, None]
+        angles = (table[positions][:, None] for table in (self.cos, self.sin))
+        index = (self._sequences, slice(None), positions)
+        return Places(*angles, index, True, (end - self._fewer).to(torch.int32), end)
+
+    def _check_entry(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        heads, *widths = self._entry
+        tokens = k.shape[2] if k.dim() == 4 else 0
+        for name, x, width in zip("kv", (k, v), widths, strict=True):
+            if tuple(x.shape) != (self.batch, heads, tokens, width) or tokens == 0:
+                raise ValueError(f"{name} must be {_shape(self.batch, heads, width)}, not {list(x.shape)}")
+            if not x.is_floating_point() if self.any_float else x.dtype != self.dtype:
+                raise ValueError(
+                    f"{name} is {x.dtype} and this cache stores {self.dtype}: build it with the decoder's dtype"
+                )
+
+
+def _shape(batch: int, heads: int, width: int) -> str:
+    return f"[batch, heads, t, width] = [{batch}, {heads}, t, {width}]"
+
+
+class OverwritingCache(KVCache):
+    """A cache that has to overwrite what a return to an earlier length would need.
+
+    What `fill` drew means nothing, and so one that was filled goes anywhere, until a text that began at 0 has
+    overwritten all of it.
+    """
+
+    ragged = False
+    _came: int | None = 0  # tokens of a text that was fed from its beginning; None: the history was drawn by `fill`
+    _drawn = 0  # rows that hold what `fill` drew
+
+    def _missing(self, length: int, came: int) -> str | None:
+        """Why a text of `came` tokens cannot be continued at `length`, if it cannot."""
+        raise NotImplementedError
+
+    def _check_target(self, length: int) -> None:
+        super()._check_target(length)
+        came = self._came
+        if came is None or (length > came and self._drawn):
+            return
+        why = f"only {came} tokens ever came" if length > came else self._missing(length, came)
+        if why:
+            raise ValueError(f"cannot continue at {length} tokens: {why}; rewind(0) and feed the text again")
+
+    def _move(self, lengths: list[int]) -> None:
+        super()._move(lengths)
+        length = lengths[0]
+        is_text = length == 0 or (self._came is not None and length <= self._came)
+        self._came = length if is_text else None
+
+    def _claim(self, layer: int, tokens: int) -> tuple[int, int]:
+        start, end = super()._claim(layer, tokens)
+        if self._came is not None:
+            self._came = max(self._came, end)
+            if self._came >= self._drawn:
+                self._drawn = 0
         return start, end

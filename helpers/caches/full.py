@@ -21,8 +21,6 @@ class FullCache(KVCache):
         backend: str | None = None,
     ):
         super().__init__(geometry, capacity, batch, dtype, device, backend)
-        if geometry.mla is not None:
-            raise ValueError(f"{geometry.name} keeps latents, not keys and values: use LatentCache")
         shape = (geometry.layers, batch, geometry.kv_heads, self._allocated(capacity), geometry.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -32,27 +30,26 @@ class FullCache(KVCache):
         self.single = self._bound("float32", self.keys, self.values)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        start, end = self._claim(layer, k.shape[2])
-        if self.single and end - start == 1:
-            self.single.append(layer, start, k, v)
-            return
-        self.keys[layer, :, :, start:end] = rope.rotate(k, self.cos[start:end], self.sin[start:end])
-        self.values[layer, :, :, start:end] = v
+        if self.single and self._even and k.shape[2] == 1:
+            return self._append_one(layer, k, v)
+        places = self._claimed(layer, k, v)
+        keys, values = self.layers[layer]
+        places.write(keys, places.rotate(k))
+        places.write(values, v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end = self.lengths[layer]
-        start = end - q.shape[2]
-        if self.single and end - start == 1:
-            return self.single.attend(layer, start, q)
-        q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
+        if self.single and self._even and q.shape[2] == 1:
+            return self._attend_one(layer, q)
+        places = self._asked(layer, q)
+        q = places.rotate(q)
         k, v = self.layers[layer]
         if q.shape[2] == 1:
-            return self.kernels.decode_attention(q[:, :, 0], k, v, end)[:, :, None]
-        return causal(q, k[:, :, :end], v[:, :, :end])
+            return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths)[:, :, None]
+        return causal(q, k[:, :, : places.longest], v[:, :, : places.longest], places.lengths)
 
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
-    def step_bytes(self) -> int:
-        return self.nbytes // self.keys.shape[3] * self.length
+    def _read_bytes(self, tokens: int) -> int:
+        return self.nbytes // (self.keys.shape[3] * self.batch) * tokens

@@ -4,9 +4,8 @@ import torch
 
 from helpers.caches.base import KVCache
 from helpers.models import rope
+from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
-
-QUERIES_AT_ONCE = 128
 
 
 class LatentCache(KVCache):
@@ -20,6 +19,8 @@ class LatentCache(KVCache):
         ValueError: a geometry without MLA.
     """
 
+    keeps_latents = True
+
     def __init__(
         self,
         geometry: Geometry,
@@ -30,10 +31,9 @@ class LatentCache(KVCache):
         backend: str | None = None,
     ):
         super().__init__(geometry, capacity, batch, dtype, device, backend)
-        if geometry.mla is None:
-            raise ValueError(f"{geometry.name} has {geometry.attention} attention and no latent: use FullCache")
         mla = geometry.mla
         self.rank, self.rotary = mla.kv_lora_rank, mla.qk_rope_head_dim
+        self._entry, self._query_width = (1, self.rotary, self.rank), self.rank + self.rotary
         # The width of a query and key before absorption, which is what the model was trained to divide by.
         self.scale = (mla.qk_nope_head_dim + mla.qk_rope_head_dim) ** -0.5
         shape = (geometry.layers, batch, self._allocated(capacity), self.rank + self.rotary)
@@ -44,11 +44,13 @@ class LatentCache(KVCache):
         """Store t tokens: k [batch, 1, t, qk_rope_head_dim], not yet rotated, and v [batch, 1, t, kv_lora_rank].
 
         Raises:
-            CacheFull: the sequence would exceed the capacity; nothing was stored.
+            CacheFull: a sequence would exceed the capacity; nothing was stored.
+            ValueError: another shape or type; nothing was stored.
         """
-        start, end = self._claim(layer, v.shape[2])
-        self.rows[layer, :, start:end, : self.rank] = v[:, 0]
-        self.rows[layer, :, start:end, self.rank :] = rope.rotate(k[:, 0], self.cos[start:end], self.sin[start:end])
+        places = self._claimed(layer, k, v)
+        rows = self.rows[layer][:, None]
+        places.write(rows[..., : self.rank], v)
+        places.write(rows[..., self.rank :], places.rotate(k))
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Causal attention of the last t tokens.
@@ -59,61 +61,31 @@ class LatentCache(KVCache):
         Returns:
             The weighted latents, [batch, q_heads, t, kv_lora_rank].
         """
+        places = self._asked(layer, q)
         absorbed, position = q.split((self.rank, self.rotary), dim=-1)
-        q = torch.cat((absorbed, self.rotate(layer, position)), dim=-1)
-        rows, end = self.rows[layer], self.lengths[layer]
-        if q.shape[2] > 1:
-            return attend_causal(q * self.scale, rows[:, :end], self.rank)
-        return self.kernels.decode_attention_latent(q[:, :, 0], rows, self.rank, end, self.scale)[:, :, None]
+        q, rows = torch.cat((absorbed, places.rotate(position)), dim=-1), self.rows[layer]
+        if q.shape[2] == 1:
+            out = self.kernels.decode_attention_latent(q[:, :, 0], rows, self.rank, places.lengths, self.scale)
+            return out[:, :, None]
+        rows = rows[:, None, : places.longest]
+        return causal(q, rows, rows[..., : self.rank], places.lengths, self.scale)
 
     def rotate(self, layer: int, q_rope: torch.Tensor) -> torch.Tensor:
         """Rotate q_rope [batch, q_heads, t, qk_rope_head_dim] to the positions of the last t tokens of `layer`."""
-        end = self.lengths[layer]
-        start = end - q_rope.shape[2]
-        return rope.rotate(q_rope, self.cos[start:end], self.sin[start:end])
+        end = self._ends[layer]
+        return self._places(end - q_rope.shape[2], end).rotate(q_rope)
 
     def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of what `layer` holds: latents [batch, n, kv_lora_rank], rotated keys [batch, n, qk_rope_head_dim]."""
-        return self.rows[layer, :, : self.lengths[layer]].split((self.rank, self.rotary), dim=-1)
+        """Views of what `layer` holds: latents [batch, n, kv_lora_rank], rotated keys [batch, n, qk_rope_head_dim].
+
+        Raises:
+            ValueError: the sequences differ in length.
+        """
+        return self.rows[layer, :, : self.seen(layer)].split((self.rank, self.rotary), dim=-1)
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes
 
-    def step_bytes(self) -> int:
-        return self.nbytes // self.rows.shape[2] * self.length
-
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
-        self.rewind(0)
-        generator = torch.Generator(device="cpu").manual_seed(seed)
-        for start in range(0, length, chunk):
-            tokens = min(chunk, length - start)
-            k, v = (
-                torch.randn((self.batch, 1, tokens, width), generator=generator).to(self.device, self.dtype)
-                for width in (self.rotary, self.rank)
-            )
-            for layer in range(self.geometry.layers):
-                self.append(layer, k, v)
-
-
-def attend_causal(q: torch.Tensor, rows: torch.Tensor, rank: int) -> torch.Tensor:
-    """The last t tokens over all n rows, each over itself and what came before.
-
-    Args:
-        q: [batch, heads, t, width], rotated and scaled.
-        rows: [batch, n, width] with n ≥ t.
-
-    Returns:
-        [batch, heads, t, rank].
-    """
-    t, n = q.shape[2], rows.shape[1]
-    positions = torch.arange(n, device=q.device)
-    parts = []
-    for start in range(0, t, QUERIES_AT_ONCE):  # in blocks, so that heads · t · n scores are never held at once
-        end = min(start + QUERIES_AT_ONCE, t)
-        seen = n - t + end
-        piece = rows[:, None, :seen]
-        scores = q[:, :, start:end] @ piece.transpose(2, 3)
-        scores.masked_fill_(positions[:seen] > positions[n - t + start : seen, None], float("-inf"))
-        parts.append(scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ piece[..., :rank])
-    return torch.cat(parts, dim=2)
+    def _read_bytes(self, tokens: int) -> int:
+        return self.nbytes // (self.rows.shape[2] * self.batch) * tokens

@@ -4,9 +4,13 @@
 whose lists name the same block share its bytes.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
-from helpers.caches.base import KVCache
+from helpers.caches.base import KVCache, Places
+from helpers.kernels import reference
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -17,11 +21,16 @@ class BlockPool:
 
     Args:
         positions: longest context that a session may reach.
+
+    Raises:
+        ValueError: a geometry with MLA, which keeps latents.
     """
 
     def __init__(
         self, geometry: Geometry, blocks: int, block_size: int, positions: int, dtype=torch.float32, device="cpu"
     ):
+        if geometry.mla is not None:
+            raise ValueError(f"{geometry.name} keeps latents, not keys and values: use LatentCache")
         shape = (geometry.layers, blocks, geometry.kv_heads, block_size, geometry.head_dim)
         self.geometry, self.block_size, self.dtype, self.device = geometry, block_size, dtype, torch.device(device)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -47,73 +56,82 @@ class BlockPool:
 
 
 class PagedCache(KVCache):
-    """Sessions of one pool, all of the same length, as a cache that the decoder can use.
+    """Sessions of one pool, of any lengths, as a cache that the decoder can use.
 
     The caller first gives new tokens their places (`BlockManager.extend`), then runs the decoder: this class writes
-    only into places that the tables already have. A table may grow in place between steps.
+    only into places that the tables already have. A table may grow in place between steps. Making one costs next to
+    nothing, so a scheduler makes a new one for each step, of those sessions that take part in it.
 
     Args:
         pool: the blocks.
         tables: one list of block ids per sequence, in order of position.
-        length: tokens that the tables already hold, such as the hit of a prefix cache.
+        length: tokens that the tables already hold, such as the hit of a prefix cache: one number for all sequences,
+            or one each.
+
+    Raises:
+        ValueError: a length that is negative, beyond the pool's positions or beyond the blocks of its table.
     """
 
-    def __init__(self, pool: BlockPool, tables: list[list[int]], length: int = 0, backend: str | None = None):
+    def __init__(
+        self,
+        pool: BlockPool,
+        tables: list[list[int]],
+        length: int | Sequence[int] = 0,
+        backend: str | None = None,
+    ):
         super().__init__(pool.geometry, pool.positions, len(tables), pool.dtype, pool.device, backend)
-        self.pool, self.tables = pool, tables
-        self.lengths = [length] * self.geometry.layers
+        self.pool, self.tables, self.cos, self.sin = pool, tables, pool.cos, pool.sin
+        lengths = self._each(length)
+        for tokens, table in zip(lengths, tables, strict=True):
+            self._check_range(tokens)
+            if tokens > len(table) * pool.block_size:
+                raise ValueError(
+                    f"a table of {len(table)} blocks cannot hold {tokens} tokens: are the two of one session?"
+                )
+        self._move(lengths)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        start, end = self._claim(layer, k.shape[2])
-        blocks, slots = self._places(start, end)
-        # Advanced indices [batch, t] come first in the result: [batch, t, kv_heads, head_dim].
-        rotated = rope.rotate(k, self.pool.cos[start:end], self.pool.sin[start:end])
-        self.pool.keys[layer][blocks, :, slots] = rotated.transpose(1, 2)
-        self.pool.values[layer][blocks, :, slots] = v.transpose(1, 2)
+        places = self._claimed(layer, k, v)
+        places.write(self.pool.keys[layer], places.rotate(k))
+        places.write(self.pool.values[layer], v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end = self.lengths[layer]
-        start = end - q.shape[2]
-        q = rope.rotate(q, self.pool.cos[start:end], self.pool.sin[start:end])
-        if q.shape[2] == 1 and hasattr(self.kernels, "CAPACITY_MULTIPLE"):  # Triton reads through the table, no copy
-            pool, table = self.pool, self._blocks(end).to(torch.int32)
-            return self.kernels.decode_attention(
-                q[:, :, 0], pool.keys[layer], pool.values[layer], end, block_table=table
-            )[:, :, None]
-        k, v = self._gather(self.pool.keys[layer], end), self._gather(self.pool.values[layer], end)
+        places = self._asked(layer, q)
+        q, table = places.rotate(q), places.table
+        k, v = self.pool.keys[layer], self.pool.values[layer]
         if q.shape[2] == 1:
-            return self.kernels.decode_attention(q[:, :, 0], k, v, end)[:, :, None]
-        return causal(q, k[:, :, :end], v[:, :, :end])
+            return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths, block_table=table)[:, :, None]
+        # A copy of every history, once a call: what a prompt costs beside its products.
+        k, v = (reference.gather(x, table)[:, :, : places.longest] for x in (k, v))
+        return causal(q, k, v, places.lengths)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the blocks that these sessions hold, a shared block counted once."""
         return len({block for table in self.tables for block in table}) * self.pool.block_bytes
 
-    def step_bytes(self) -> int:
-        """Bytes a step reads: every session reads its whole history, shared or not."""
-        return self.batch * self.length * self.pool.block_bytes // self.pool.block_size
+    def _read_bytes(self, tokens: int) -> int:
+        """Every session reads its whole history, shared or not."""
+        return tokens * self.pool.block_bytes // self.pool.block_size
 
-    def _places(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and slot of positions start … end-1, each [batch, end-start]."""
-        needed = -(-end // self.pool.block_size)
-        if short := [len(table) for table in self.tables if len(table) < needed]:
-            raise ValueError(
-                f"{end} tokens need {needed} blocks and a table has {short[0]}: "
-                "extend the session before the decoder runs"
-            )
-        positions = torch.arange(start, end, device=self.device)
-        blocks = self._blocks(end)[:, positions // self.pool.block_size]
-        return blocks, (positions % self.pool.block_size).expand(self.batch, -1)
-
-    def _gather(self, blocks: torch.Tensor, end: int) -> torch.Tensor:
-        """The history of every session in one piece, [batch, kv_heads, blocks · block_size, head_dim].
-
-        A copy: simple, and right on every device.
-        """
-        return blocks[self._blocks(end)].transpose(1, 2).flatten(2, 3)
-
-    def _blocks(self, end: int) -> torch.Tensor:
-        """Block ids of the first `end` tokens of every session, [batch, blocks], on the device."""
-        needed = -(-end // self.pool.block_size)
-        return torch.tensor([table[:needed] for table in self.tables], device=self.device)
+    def _find(self, start: int, end: int) -> Places:
+        """The places, and for all layers of a step the one table that says which blocks they are in."""
+        size = self.pool.block_size
+        needed = [-(-(end - fewer) // size) for fewer in self._behind]
+        for sequence, (table, blocks) in enumerate(zip(self.tables, needed, strict=True)):
+            if len(table) < blocks:
+                raise ValueError(
+                    f"{end - self._behind[sequence]} tokens need {blocks} blocks and a table has {len(table)}: extend "
+                    "the session before the decoder runs"
+                )
+        widest = max(needed)
+        # Shorter tables are filled up with some block that exists; nothing of it counts.
+        rows = [table[:blocks] + [0] * (widest - blocks) for table, blocks in zip(self.tables, needed, strict=True)]
+        table = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        places = super()._find(start, end)
+        positions = places.index[2]
+        if isinstance(positions, slice):
+            positions = torch.arange(start, end, device=self.device).expand(self.batch, -1)
+        blocks = table[self._sequences, positions // size].long()
+        index = (blocks, slice(None), positions % size)
+        return replace(places, index=index, by_token=True, table=table)

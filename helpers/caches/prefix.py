@@ -4,9 +4,12 @@ Hydragen (Juravsky et al., arXiv 2402.05099) and FlashInfer's cascade attend to 
 suffix apart, and merge the two by their log-sum-exps.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
-from helpers.caches.base import KVCache
+from helpers.caches.base import KVCache, Places
 from helpers.caches.full import FullCache
 from helpers.models import rope
 from helpers.models.attention import causal
@@ -34,67 +37,71 @@ class SharedPrefixCache(KVCache):
         self.keys = torch.zeros(shape, dtype=prefix.dtype, device=prefix.device)
         self.values = torch.zeros(shape, dtype=prefix.dtype, device=prefix.device)
         self.cos, self.sin = rope.tables(capacity, g.head_dim, g.rope_theta, prefix.device)
-        self.rewind(self.prefix_length)
-
-    def rewind(self, length: int) -> None:
-        """As `KVCache.rewind`, but never into the prefix.
-
-        Raises:
-            ValueError: also for a length shorter than the prefix.
-        """
-        if length < self.prefix_length:
-            raise ValueError(
-                f"cannot continue at {length} tokens: the first {self.prefix_length} are the shared prefix"
-            )
-        super().rewind(length)
-
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
-        """Random suffixes until each session holds `length` tokens, the prefix among them."""
-        generator = torch.Generator().manual_seed(seed)
-        own = length - self.prefix_length
-        for tensor in (self.keys, self.values):
-            part = tensor[:, :, :, :own]
-            part.copy_(torch.randn(part.shape, generator=generator))
-        self.rewind(length)
+        self._least = self.prefix_length
+        self._move([self.prefix_length] * batch)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        start, end = self._claim(layer, k.shape[2])
-        own = slice(start - self.prefix_length, end - self.prefix_length)
-        self.keys[layer, :, :, own] = rope.rotate(k, self.cos[start:end], self.sin[start:end])
-        self.values[layer, :, :, own] = v
+        places = self._claimed(layer, k, v)
+        places.write(self.keys[layer], places.rotate(k))
+        places.write(self.values[layer], v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end = self.lengths[layer]
-        start = end - q.shape[2]
-        q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
+        places = self._asked(layer, q)
+        q = places.rotate(q)
         if q.shape[2] == 1:
             return self.read(layer, q[:, :, 0])[:, :, None]
-        prefix_k, prefix_v, k, v = self.parts(layer)
-        shared = (part.expand(self.batch, -1, -1, -1) for part in (prefix_k, prefix_v))
-        return causal(q, *(torch.cat(pair, dim=2) for pair in zip(shared, (k, v), strict=True)))
+        own = places.longest - self.prefix_length
+        parts = zip(self._shared(layer), (self.keys[layer], self.values[layer]), strict=True)
+        k, v = (torch.cat((shared.expand(self.batch, -1, -1, -1), x[:, :, :own]), dim=2) for shared, x in parts)
+        return causal(q, k, v, places.lengths)
 
     def read(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attention of the newest token of each session over prefix and suffix: q [batch, q_heads, head_dim], rotated.
 
         Returns the same shape. A subclass may replace it, with `parts` for what it attends to.
         """
-        own = self.lengths[layer] - self.prefix_length
+        end = self._ends[layer]
+        own = self._places(end - 1, end).lengths - self.prefix_length
         prefix = self.prefix.keys[layer], self.prefix.values[layer], self.prefix_length
         return self.kernels.cascade_attention(q, *prefix, self.keys[layer], self.values[layer], own)
 
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What `layer` holds: keys and values of the prefix [1, kv_heads, prefix, head_dim], then those of the
-        suffixes [batch, kv_heads, suffix, head_dim]."""
-        own = self.lengths[layer] - self.prefix_length
-        shared = (tensor[layer][:, :, : self.prefix_length] for tensor in (self.prefix.keys, self.prefix.values))
-        return *shared, self.keys[layer][:, :, :own], self.values[layer][:, :, :own]
+        suffixes [batch, kv_heads, suffix, head_dim].
+
+        Raises:
+            ValueError: the suffixes differ in length.
+        """
+        own = self.seen(layer) - self.prefix_length
+        return *self._shared(layer), self.keys[layer][:, :, :own], self.values[layer][:, :, :own]
+
+    def _shared(self, layer: int) -> list[torch.Tensor]:
+        return [tensor[layer][:, :, : self.prefix_length] for tensor in (self.prefix.keys, self.prefix.values)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the suffixes, and of the prefix once."""
         return self.prefix.nbytes + self.keys.nbytes + self.values.nbytes
 
-    def step_bytes(self) -> int:
+    def step_bytes(self, length: int | Sequence[int]) -> int:
         """Bytes a step reads: the prefix once for the whole batch, each suffix for its own session."""
-        token = self.prefix.nbytes // self.prefix.keys.shape[3]
-        return token * (self.prefix_length + self.batch * (self.length - self.prefix_length))
+        return self._read_bytes(self.prefix_length) + sum(
+            self._read_bytes(tokens - self.prefix_length) for tokens in self._each(length)
+        )
+
+    def _read_bytes(self, tokens: int) -> int:
+        return self.prefix.step_bytes(tokens)
+
+    def _check_range(self, length: int) -> None:
+        if isinstance(length, int) and length < self._least:
+            raise ValueError(
+                f"cannot continue at {length} tokens: the first {self.prefix_length} are the shared prefix"
+            )
+        super()._check_range(length)
+
+    def _find(self, start: int, end: int) -> Places:
+        """As in a full cache, but the rows begin behind the prefix."""
+        places, gone = super()._find(start, end), self.prefix_length
+        sequences, heads, rows = places.index
+        rows = slice(start - gone, end - gone) if isinstance(rows, slice) else rows - gone
+        return replace(places, index=(sequences, heads, rows))

@@ -3,7 +3,6 @@
 import torch
 
 from helpers.caches.full import FullCache
-from helpers.models import rope
 
 
 class AttentionProbe(FullCache):
@@ -25,13 +24,13 @@ class AttentionProbe(FullCache):
         self._queries = [0] * self.geometry.layers
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end, t = self.lengths[layer], q.shape[2]
-        places = torch.arange(end - t, end, device=self.device)
-        turned = rope.rotate(q, self.cos[places], self.sin[places])
-        k = self.keys[layer][:, :, :end]
-        grouped = turned.reshape(self.batch, k.shape[1], -1, q.shape[3])
-        scores = (grouped @ k.transpose(-1, -2) * q.shape[3] ** -0.5).view(self.batch, q.shape[1], t, end)
-        later = torch.arange(end, device=self.device) > places[:, None]
+        places, t = self._asked(layer, q), q.shape[2]
+        k = self.keys[layer][:, :, : places.longest]
+        grouped = places.rotate(q).reshape(self.batch, k.shape[1], -1, q.shape[3])
+        scores = (grouped @ k.transpose(-1, -2) * q.shape[3] ** -0.5).view(self.batch, q.shape[1], t, -1)
+        newest = torch.arange(-t, 0, device=self.device)[:, None]
+        newest = newest + torch.as_tensor(places.lengths, device=self.device).view(-1, 1, 1, 1)
+        later = torch.arange(places.longest, device=self.device) > newest
         weights = scores.masked_fill(later, -torch.inf).softmax(-1)[..., : self.first]
         self._sums[layer, :, : weights.shape[-1]] += weights.mean(0).sum(1).cpu()
         self._queries[layer] += t

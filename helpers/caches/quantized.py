@@ -7,8 +7,9 @@ full-precision copies of everything, then attend. It saves memory and costs time
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
-from helpers.caches.base import KVCache
+from helpers.caches.base import KVCache, OverwritingCache, Places
 from helpers.caches.full import FullCache
 from helpers.kernels import quantize, reference
 from helpers.models import rope
@@ -22,6 +23,8 @@ class QuantizedCache(KVCache):
     A subclass names its tensors in `stored`, each [layers, batch, kv_heads, tokens or blocks of tokens, …], and says
     how to write, to read back and to attend.
     """
+
+    any_float = True
 
     def __init__(
         self,
@@ -37,7 +40,6 @@ class QuantizedCache(KVCache):
         self.rows = self._allocated(capacity)
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         self.stored: dict[str, torch.Tensor] = {}
-        self.single = None
 
     def _store(self, name: str, rows: int, columns: int | None, dtype: torch.dtype) -> None:
         g = self.geometry
@@ -45,43 +47,41 @@ class QuantizedCache(KVCache):
         self.stored[name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self.single and k.shape[2] == 1:
-            start, _ = self._claim(layer, 1)
-            try:
-                self.single.append(layer, start, k, v)
-            except ValueError:
-                self.lengths[layer] = start
-                raise
-            return
+        if self.single and self._even and k.shape[2] == 1:
+            return self._append_one(layer, k, v)
+        self._check_entry(k, v)
         quantize.require_finite(k)
         quantize.require_finite(v)
-        start, end = self._claim(layer, k.shape[2])
-        self._write(layer, rope.rotate(k, self.cos[start:end], self.sin[start:end]), v, start, end)
+        places = self._claimed(layer, k, v)
+        self._write(layer, places.rotate(k), v, places)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end = self.lengths[layer]
-        start = end - q.shape[2]
-        if self.single and self.fused and q.shape[2] == 1:
-            return self.single.attend(layer, start, q)
-        q = rope.rotate(q, self.cos[start:end], self.sin[start:end])
-        if q.shape[2] == 1 and self.fused:
-            return self._attend_packed(layer, q[:, :, 0], end)[:, :, None]
-        k, v = (part[:, :, :end] for part in self.dequantize(layer, end))
-        if q.shape[2] == 1:
-            return self.kernels.decode_attention(q[:, :, 0], k.contiguous(), v.contiguous(), end)[:, :, None]
-        return causal(q, k, v)
+        if self.single and self.fused and self._even and q.shape[2] == 1:
+            return self._attend_one(layer, q)
+        places = self._asked(layer, q)
+        q = places.rotate(q)
+        if q.shape[2] > 1:
+            return causal(q, *self.dequantize(layer, places.longest), places.lengths)
+        if self.fused:
+            return self._attend_packed(layer, q[:, :, 0], places)[:, :, None]
+        # As many rows as the kernel wants of a cache, and no more.
+        k, v = (x.contiguous() for x in self.dequantize(layer, self._allocated(places.longest)))
+        return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths)[:, :, None]
 
     def _layer(self, layer: int, *names: str) -> list[torch.Tensor]:
         return [self.stored[name][layer] for name in names]
 
-    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor, start: int, end: int) -> None:
+    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor, places: Places) -> None:
+        """Quantise k, rotated, and v [batch, kv_heads, t, head_dim] and put them in their places."""
         raise NotImplementedError
 
-    def _attend_packed(self, layer: int, q: torch.Tensor, end: int) -> torch.Tensor:
+    def _attend_packed(self, layer: int, q: torch.Tensor, places: Places) -> torch.Tensor:
+        """Attention of q [batch, q_heads, head_dim], rotated, over what is stored as it is."""
         raise NotImplementedError
 
-    def dequantize(self, layer: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (rotated) and values of the first `end` tokens, float32 [batch, kv_heads, ≥ end, head_dim]."""
+    def dequantize(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `rows` rows of the layer, keys rotated, and no more: twice float32 [batch, kv_heads, rows,
+        head_dim]."""
         raise NotImplementedError
 
     @property
@@ -89,8 +89,8 @@ class QuantizedCache(KVCache):
         """Bytes of numbers, scales and zero points alike."""
         return sum(tensor.nbytes for tensor in self.stored.values())
 
-    def step_bytes(self) -> int:
-        return self.nbytes * self.length // self.rows
+    def _read_bytes(self, tokens: int) -> int:
+        return self.nbytes // (self.rows * self.batch) * tokens
 
 
 class Int8Cache(QuantizedCache):
@@ -103,17 +103,18 @@ class Int8Cache(QuantizedCache):
             self._store(f"{name}_scale", self.rows, None, torch.float32)
         self.single = self._bound("int8", *self.stored.values())
 
-    def _write(self, layer, k, v, start, end):
+    def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):
             numbers, scale = quantize.int8_per_token(x)
-            self.stored[name][layer, :, :, start:end] = numbers
-            self.stored[f"{name}_scale"][layer, :, :, start:end] = scale
+            places.write(self.stored[name][layer], numbers)
+            places.write(self.stored[f"{name}_scale"][layer], scale)
 
-    def _attend_packed(self, layer, q, end):
-        return self.kernels.decode_attention_int8(q, *self._layer(layer, "k", "k_scale", "v", "v_scale"), end)
+    def _attend_packed(self, layer, q, places):
+        stored = self._layer(layer, "k", "k_scale", "v", "v_scale")
+        return self.kernels.decode_attention_int8(q, *stored, places.lengths)
 
-    def dequantize(self, layer, end):
-        k, k_scale, v, v_scale = (x[:, :, :end] for x in self._layer(layer, "k", "k_scale", "v", "v_scale"))
+    def dequantize(self, layer, rows):
+        k, k_scale, v, v_scale = (x[:, :, :rows] for x in self._layer(layer, "k", "k_scale", "v", "v_scale"))
         return k * k_scale[..., None], v * v_scale[..., None]
 
 
@@ -129,53 +130,56 @@ class Int4TokenCache(QuantizedCache):
                 self._store(f"{name}_{part}", self.rows, geometry.head_dim // group, torch.float32)
         self.single = self._bound("int4", *self.stored.values())
 
-    def _write(self, layer, k, v, start, end):
+    def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):
-            write_per_token(self.stored, name, layer, x, start, end, self.group)
+            write_per_token(self.stored, name, layer, x, places, self.group)
 
-    def _attend_packed(self, layer, q, end):
-        return self.kernels.decode_attention_int4(
-            q, *self._layer(layer, "k", "k_scale", "v", "v_scale"), end, *self._layer(layer, "k_zero", "v_zero")
-        )
+    def _attend_packed(self, layer, q, places):
+        stored, zeros = self._layer(layer, "k", "k_scale", "v", "v_scale"), self._layer(layer, "k_zero", "v_zero")
+        return self.kernels.decode_attention_int4(q, *stored, places.lengths, *zeros)
 
-    def dequantize(self, layer, end):
+    def dequantize(self, layer, rows):
         return tuple(
-            reference.unpack_int4(*(x[:, :, :end] for x in self._layer(layer, name, f"{name}_scale", f"{name}_zero")))
+            reference.unpack_int4(*(x[:, :, :rows] for x in self._layer(layer, name, f"{name}_scale", f"{name}_zero")))
             for name in ("k", "v")
         )
 
 
-def write_per_token(stored, name: str, layer: int, x: torch.Tensor, start: int, end: int, group: int) -> None:
+def write_per_token(stored, name: str, layer: int, x: torch.Tensor, places: Places, group: int) -> None:
     """Quantise x to int4 per token and put numbers, scales and zero points in their places."""
     levels, scale, zero = quantize.per_token(x, 4, group)
-    stored[name][layer, :, :, start:end] = quantize.pack_int4(levels)
-    stored[f"{name}_scale"][layer, :, :, start:end] = scale
-    stored[f"{name}_zero"][layer, :, :, start:end] = zero
+    for suffix, numbers in (("", quantize.pack_int4(levels)), ("_scale", scale), ("_zero", zero)):
+        places.write(stored[name + suffix][layer], numbers)
 
 
-class Int4ChannelCache(QuantizedCache):
+class Int4ChannelCache(OverwritingCache, QuantizedCache):
     """int4, keys per channel over blocks of tokens, values per token in groups (KIVI, arXiv 2402.02750).
 
-    A channel's scale needs a whole block, so the newest, unfinished block of keys waits in float32.
+    A channel's scale needs a whole block, so the newest, unfinished block of keys waits in float32. The block before it
+    is kept in float32 as well, so that the last `block` tokens at least can be taken back one by one; further back, a
+    sequence can be cut where blocks meet.
     """
+
+    _exact = 0  # the first token from which on the keys are kept in float32
 
     def __init__(self, geometry: Geometry, capacity: int, batch: int = 1, group: int = 32, block: int = 32, **options):
         super().__init__(geometry, -(-capacity // block) * block, batch, **options)
-        # The Triton kernels read scales per token only.
-        self.fused = self.fused and self.device.type != "cuda"
+        self.fused = self.fused and self.kernels.CAPABILITIES.scales_per_channel
         self.group, self.block = group, block
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim // 2, torch.uint8)
         for part in ("scale", "zero"):
             self._store(f"k_{part}", self.rows // block, geometry.head_dim, torch.float32)
             self._store(f"v_{part}", self.rows, geometry.head_dim // group, torch.float32)
-        self._store("recent", block, geometry.head_dim, torch.float32)
+        # Token p waits in row p % (2 · block).
+        self._store("recent", 2 * block, geometry.head_dim, torch.float32)
 
-    def _write(self, layer, k, v, start, end):
-        write_per_token(self.stored, "v", layer, v, start, end, self.group)
-        recent = self.stored["recent"][layer]
+    def _write(self, layer, k, v, places):
+        write_per_token(self.stored, "v", layer, v, places, self.group)
+        recent, end = self.stored["recent"][layer], places.longest
+        start = end - k.shape[2]
         first = start - start % self.block
-        waiting = torch.cat((recent[:, :, : start - first], k), dim=2)
+        waiting = torch.cat((self._waiting(layer, first, start), k), dim=2)
         whole = waiting.shape[2] // self.block * self.block
         if whole:
             levels, scale, zero = quantize.per_channel(waiting[:, :, :whole], 4, self.block)
@@ -183,9 +187,17 @@ class Int4ChannelCache(QuantizedCache):
             blocks = slice(first // self.block, (first + whole) // self.block)
             self.stored["k_scale"][layer, :, :, blocks] = scale
             self.stored["k_zero"][layer, :, :, blocks] = zero
-        recent[:, :, : waiting.shape[2] - whole] = waiting[:, :, whole:]
+        newest = waiting[:, :, -2 * self.block :]
+        recent[:, :, torch.arange(end - newest.shape[2], end, device=self.device) % (2 * self.block)] = newest.float()
+        self._exact = max(self._exact, end - 2 * self.block)
 
-    def _attend_packed(self, layer, q, end):
+    def _waiting(self, layer: int, first: int, end: int) -> torch.Tensor:
+        """Keys first … end-1 of an unfinished block, float32."""
+        row = first % (2 * self.block)
+        return self.stored["recent"][layer][:, :, row : row + end - first]
+
+    def _attend_packed(self, layer, q, places):
+        end = places.longest
         whole = end - end % self.block
         v = self._layer(layer, "v", "v_scale", "v_zero")
         k, k_scale, k_zero = self._layer(layer, "k", "k_scale", "k_zero")
@@ -196,20 +208,41 @@ class Int4ChannelCache(QuantizedCache):
             )
         if whole < end:
             recent_v = reference.unpack_int4(*(x[:, :, whole:end].contiguous() for x in v))
-            recent_k = self.stored["recent"][layer][:, :, : end - whole].contiguous()
+            recent_k = self._waiting(layer, whole, end).contiguous()
             parts.append(self.kernels.decode_attention(q, recent_k, recent_v, end - whole, return_lse=True))
         return self.kernels.merge(*zip(*parts, strict=True))[0]
 
-    def dequantize(self, layer, end):
+    def dequantize(self, layer, rows):
+        end = self._ends[layer]
         whole = end - end % self.block
-        k, k_scale, k_zero = self._layer(layer, "k", "k_scale", "k_zero")
-        blocks = whole // self.block
-        recent = self.stored["recent"][layer][:, :, : end - whole]
-        v = reference.unpack_int4(*(x[:, :, :end] for x in self._layer(layer, "v", "v_scale", "v_zero")))
-        if not blocks:
-            return recent, v
-        unpacked = reference.unpack_int4(k[:, :, :whole], k_scale[:, :, :blocks], k_zero[:, :, :blocks])
-        return torch.cat((unpacked, recent), dim=2), v
+        keys = [self._waiting(layer, whole, end)]
+        if whole:
+            k, scale, zero = self._layer(layer, "k", "k_scale", "k_zero")
+            blocks = whole // self.block
+            keys = [reference.unpack_int4(k[:, :, :whole], scale[:, :, :blocks], zero[:, :, :blocks]), *keys]
+        v = reference.unpack_int4(*(x[:, :, :rows] for x in self._layer(layer, "v", "v_scale", "v_zero")))
+        return F.pad(torch.cat(keys, dim=2), (0, 0, 0, max(0, rows - end)))[:, :, :rows], v
+
+    def _read_bytes(self, tokens: int) -> int:
+        """Whole blocks as packed, the keys of the last one in float32."""
+        whole = tokens - tokens % self.block
+        each = {name: x.nbytes // (x.shape[3] * self.batch) for name, x in self.stored.items()}  # of one row
+        keys = each["k"] * whole + (each["k_scale"] + each["k_zero"]) * (whole // self.block)
+        values = (each["v"] + each["v_scale"] + each["v_zero"]) * tokens
+        return keys + values + each["recent"] * (tokens - whole)
+
+    def _missing(self, length: int, came: int) -> str | None:
+        begins = length - length % self.block
+        lost = length % self.block and begins < self._exact
+        return f"the keys of its last, unfinished block of {self.block} are no longer held in float32" if lost else None
+
+    def _move(self, lengths: list[int]) -> None:
+        super()._move(lengths)
+        self._exact = min(self._exact, lengths[0] - lengths[0] % self.block if lengths[0] else 0)
+
+    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
+        super().fill(length, seed, chunk)
+        self._drawn, self._came = length, None
 
 
 class Fp8Cache(QuantizedCache):
@@ -222,19 +255,19 @@ class Fp8Cache(QuantizedCache):
     def __init__(self, geometry: Geometry, capacity: int, batch: int = 1, **options):
         super().__init__(geometry, capacity, batch, **options)
         hardware = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 9)
-        self.fused = self.fused and hardware and hasattr(self.kernels, "decode_attention_fp8")
+        self.fused = self.fused and hardware and self.kernels.CAPABILITIES.fp8
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, quantize.FP8)
 
-    def _write(self, layer, k, v, start, end):
+    def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):
-            self.stored[name][layer, :, :, start:end] = quantize.to_fp8(x)
+            places.write(self.stored[name][layer], quantize.to_fp8(x))
 
-    def _attend_packed(self, layer, q, end):
-        return self.kernels.decode_attention_fp8(q, *self._layer(layer, "k", "v"), end)
+    def _attend_packed(self, layer, q, places):
+        return self.kernels.decode_attention_fp8(q, *self._layer(layer, "k", "v"), places.lengths)
 
-    def dequantize(self, layer, end):
-        return tuple(x[:, :, :end].float() for x in self._layer(layer, "k", "v"))
+    def dequantize(self, layer, rows):
+        return tuple(x[:, :, :rows].float() for x in self._layer(layer, "k", "v"))
 
 
 class RoundTripCache(FullCache):
@@ -250,7 +283,6 @@ class RoundTripCache(FullCache):
         self.restore = restore
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        start = self.lengths[layer]
-        super().append(layer, k, v)
-        new = (layer, slice(None), slice(None), slice(start, self.lengths[layer]))
-        self.keys[new], self.values[new] = self.restore(self.keys[new], self.values[new])
+        places = self._claimed(layer, k, v)
+        for buffer, x in zip(self.layers[layer], self.restore(places.rotate(k), v), strict=True):
+            places.write(buffer, x)

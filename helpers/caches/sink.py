@@ -6,14 +6,14 @@ cache: the sinks stand at 0 … sinks-1, the window follows, and the newest toke
 
 import torch
 
-from helpers.caches.base import KVCache
+from helpers.caches.base import OverwritingCache
 from helpers.models import rope
 from helpers.models.geometry import Geometry
 
-BLOCK = 256  # queries of a prompt that attend together: their scores must stay small
+TILE = 256  # queries of a prompt that attend together: their scores must stay small
 
 
-class SinkBuffers(KVCache):
+class SinkBuffers(OverwritingCache):
     """The memory of a sink + window cache: `sinks` rows that stay and a ring of `window` rows.
 
     Token p lies in row p while p < sinks, else in row sinks + (p - sinks) % window. What is written there and
@@ -44,50 +44,33 @@ class SinkBuffers(KVCache):
     ):
         super().__init__(geometry, capacity, batch, dtype, device, backend)
         _check_sizes(sinks, window, capacity)
-        if geometry.mla is not None:
-            raise ValueError(f"{geometry.name} keeps latents, not keys and values: nothing to rotate at read")
         self.sinks, self.window, self.rows = sinks, window, sinks + window
         shape = (geometry.layers, batch, geometry.kv_heads, self._allocated(self.rows), geometry.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.cos, self.sin = rope.tables(self.rows + BLOCK, geometry.head_dim, geometry.rope_theta, device)
-        self._highest = 0  # tokens that came: what lies in the ring
-        self._random = False  # filled: every row means as much as any other
+        self.cos, self.sin = rope.tables(self.rows + TILE, geometry.head_dim, geometry.rope_theta, device)
 
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
-    def step_bytes(self) -> int:
-        return self.nbytes // self.keys.shape[3] * min(self.length, self.rows)
+    def _read_bytes(self, tokens: int) -> int:
+        return self.nbytes // (self.keys.shape[3] * self.batch) * min(tokens, self.rows)
 
-    def rewind(self, length: int) -> None:
-        """Continue as if `length` tokens had been seen.
-
-        A ring cannot give back what it has overwritten. So this goes back to anywhere in a sequence that fits
-        the rows, and to 0 … sinks in any; after `fill`, whose values mean nothing, it goes anywhere.
-
-        Raises:
-            ValueError: `length` is not within 0 … capacity, or needs tokens that are gone or never came.
-        """
-        came = self._highest
+    def _missing(self, length: int, came: int) -> str | None:
+        """A ring cannot give back what it has overwritten: a text that outgrew the rows can only be cut to its sinks."""
         lost = came > self.rows and self.sinks < length < came
-        if (lost or length > came) and not self._random and 0 <= length <= self.capacity:
-            why = "tokens that its window needs were overwritten" if lost else f"only {came} tokens ever came"
-            raise ValueError(f"cannot continue at {length} tokens: {why}; rewind(0) and feed the text again")
-        super().rewind(length)
-        self._highest = length
-        self._random = self._random and length > 0
+        return "tokens that its window needs were overwritten" if lost else None
 
     def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
         """Random rows, and a length of `length`: what the ring would hold is all that is drawn."""
-        self.rewind(0)
+        self._check_range(length)
         generator = torch.Generator(device="cpu").manual_seed(seed)
         for layer in range(self.geometry.layers):
             for buffer in (self.keys[layer], self.values[layer]):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator))
-        self._random = True
-        super().rewind(length)
+        self._drawn, self._came = self.rows, None
+        self.rewind(length)
 
     def next_token(self, layer: int) -> int:
         """Count one more token of `layer`; returns its index in the text, 0 for the first.
@@ -97,25 +80,19 @@ class SinkBuffers(KVCache):
         """
         return self._claim(layer, 1)[0]
 
-    def _claim(self, layer: int, tokens: int) -> tuple[int, int]:
-        start, end = super()._claim(layer, tokens)
-        self._highest = max(self._highest, end)
-        return start, end
-
 
 class SinkCache(SinkBuffers):
     """Sinks and window, for one token or for many at once; every token sees exactly its own window."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # What the queries of several tokens need and the ring has no row for; gone once they have attended.
-        self._passing: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self._workspace = torch.zeros_like(self.keys[0])
         # In place, so that a captured CUDA graph goes on reading from where they are.
         self._row_cos, self._row_sin = self.cos[: self.rows].clone(), self.sin[: self.rows].clone()
         self._turn = None
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._check_entry(k, v)
         start, end = self._claim(layer, k.shape[2])
         if k.shape[2] == 1:
             row = start if start < self.sinks else self.sinks + (start - self.sinks) % self.window
@@ -138,21 +115,23 @@ class SinkCache(SinkBuffers):
                 self.values[layer][:, :, rows] = v[:, :, first - start : stop - start].to(self.dtype)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        end, t = self.lengths[layer], q.shape[2]
+        self._check_query(layer, q)
+        end, t = self._ends[layer], q.shape[2]
         came, *passing = self._passing.pop(layer, (1,))
         if t > came:
             raise ValueError(f"{t} queries, but layer {layer} was last given {came} tokens: append, then attend")
         if t == 1:
             return self._attend_one(layer, q, end)
-        blocks = q.split(BLOCK, dim=2)
+        tiles = q.split(TILE, dim=2)
         return torch.cat(
-            [self._attend_block(layer, part, end - t + i * BLOCK, *passing) for i, part in enumerate(blocks)],
+            [self._attend_tile(layer, part, end - t + i * TILE, *passing) for i, part in enumerate(tiles)],
             dim=2,
         )
 
-    def rewind(self, length: int) -> None:
-        super().rewind(length)
-        self._passing.clear()
+    def _move(self, lengths: list[int]) -> None:
+        super()._move(lengths)
+        # What the queries of several tokens need and the ring has no row for; gone once they have attended.
+        self._passing: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def _attend_one(self, layer: int, q: torch.Tensor, end: int) -> torch.Tensor:
         """The newest token over all rows held, each rotated to its place in the cache."""
@@ -180,19 +159,19 @@ class SinkCache(SinkBuffers):
         out[..., half:].addcmul_(keys[..., :half], sin[:, :half])
         return self._workspace
 
-    def _attend_block(self, layer: int, q, start: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend_tile(self, layer: int, q, start: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Queries `start` … of a prompt, their windows among k and v, whose last row is the newest token.
 
         RoPE sees distances only. Within the window these are the text's; to a sink, those of the cache. Two
         rotations of the query give both, so that no key is rotated once per query.
         """
-        t, first = q.shape[2], self.lengths[layer] - k.shape[2]
+        t, first = q.shape[2], self._ends[layer] - k.shape[2]
         stop = start + t
         low = min(max(first, start - self.window + 1), stop)
         k, v = (x[:, :, low - first : stop - first] for x in (k, v))
         tokens, queries = (torch.arange(begin, stop, device=self.device) for begin in (low, start))
         seen = (tokens <= queries[:, None]) & (tokens > queries[:, None] - self.window)
-        # Queries and keys of a block lie within window + BLOCK tokens; `start` itself may be anything.
+        # Queries and keys of a tile lie within window + TILE tokens; `start` itself may be anything.
         base = start - self.window + 1
         scores = self._scores(q, queries - base, k, tokens - base).masked_fill(~seen, -torch.inf)
         if self.sinks:

@@ -9,8 +9,8 @@ from helpers.models import rope
 class StaticCache(FullCache):
     """A full cache that decodes without telling Python where it is: lengths and positions live on the device.
 
-    One captured step then serves every context, and sequences of unequal length. A prefill of several tokens goes as in
-    `FullCache`, for sequences of one length.
+    One captured step then serves every context, and sequences of unequal length. Several tokens at once, as in a
+    prefill, go as in `FullCache`.
 
     `counts` int32 [batch] are the tokens held; `positions` int64 [batch] is where the newest of them lies.
     """
@@ -22,12 +22,12 @@ class StaticCache(FullCache):
         self.sequences = torch.arange(self.batch, device=self.device)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        start, end = self._claim(layer, k.shape[2])
-        if end - start > 1:
-            self.lengths[layer] = start
+        if k.shape[2] > 1:
             super().append(layer, k, v)
-            self._place(end)
+            self._tell(self._ends[layer])
             return
+        self._check_entry(k, v)
+        self._claim(layer, 1)
         if layer == 0:
             self.positions.copy_(self.counts)
             self.counts.add_(1)
@@ -38,24 +38,36 @@ class StaticCache(FullCache):
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         if q.shape[2] > 1:
             return super().attend(layer, q)
+        self._check_query(layer, q)
         q = rope.rotate(q, *self._angles())
         return self.kernels.decode_attention(q[:, :, 0], self.keys[layer], self.values[layer], self.counts)[:, :, None]
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        self._place(length)
+        self._tell(length)
 
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
-        super().fill(length, seed, chunk)
-        self._place(length)
+    def truncate(self, sequence: int, length: int) -> None:
+        super().truncate(sequence, length)
+        self._tell(self._ends[-1])
 
     def advance(self) -> None:
-        """Note one more token: a replayed graph moved the device's counts, and Python has not seen it."""
-        super().rewind(self.length + 1)
+        """Note one more token: a replayed graph moved the device's counts, and Python has not seen it.
 
-    def _place(self, length: int) -> None:
-        self.counts.fill_(length)
-        self.positions.fill_(max(0, length - 1))
+        Raises:
+            CacheFull: there is no room for it.
+        """
+        for layer in range(self.geometry.layers):
+            self._claim(layer, 1)
+
+    def _tell(self, longest: int) -> None:
+        """Put the lengths on the device, where they have always been."""
+        if self._even:
+            self.counts.fill_(longest)
+            self.positions.fill_(max(0, longest - 1))
+        else:
+            self.counts.copy_(longest - self._fewer)
+            self.positions.copy_(self.counts - 1)
+            self.positions.clamp_(min=0)
 
     def _angles(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine of each sequence's newest position, [batch, 1, 1, head_dim]."""

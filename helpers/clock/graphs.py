@@ -85,14 +85,16 @@ class DecodeGraph:
     def __init__(self, decoder, cache: StaticCache, cuda=torch.cuda):
         self.cache = cache
         self.tokens = torch.zeros(cache.batch, dtype=torch.long, device=decoder.device)
-        length = cache.length
+        lengths = cache.lengths
         # Warm-up and capture append tokens of their own; from the start of the cache they always have room.
         cache.rewind(0)
         kept = cache.keys[:, :, :, : WARM_UP_CALLS + 1].clone(), cache.values[:, :, :, : WARM_UP_CALLS + 1].clone()
         self.graph = Graph(lambda: decoder.decode(self.tokens, cache), cuda)
         for tensor, saved in zip((cache.keys, cache.values), kept, strict=True):
             tensor[:, :, :, : WARM_UP_CALLS + 1] = saved
-        cache.rewind(length)
+        cache.rewind(max(lengths))
+        for sequence, length in enumerate(lengths):
+            cache.truncate(sequence, length)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [batch] → logits [batch, vocab] of the next.

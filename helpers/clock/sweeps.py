@@ -45,8 +45,7 @@ class DecodeStep:
 
     def bytes_at(self, context: int) -> int:
         """Bytes that a step at `context` streams: the weights once, and what it reads of the cache."""
-        self.cache.rewind(context + 1)
-        return self.decoder.weight_bytes + self.cache.step_bytes()
+        return self.decoder.weight_bytes + self.cache.step_bytes(context + 1)
 
 
 def decode_sweep(

@@ -222,7 +222,7 @@ def read(function):
     require(list(failures) != [1], "right in the first layer only: read keys[layer] and values[layer].")
     require(
         list(failures) != [0],
-        "right in the last layer only. In the middle of a step layers differ: take cache.lengths[layer].",
+        "right in the last layer only. In the middle of a step layers differ: take cache.seen(layer).",
     )
     if failures:
         raise failures[0]

@@ -14,12 +14,14 @@ Shapes, alike in all backends:
     linear(x, weight, bias=None)
         x [batch, in], weight [out, in] → [batch, out]
 
-    decode_attention(q, k, v, length, scale=None, return_lse=False)
+    decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None)
         q [batch, q_heads, head_dim]; k, v [batch, kv_heads, capacity, head_dim] → [batch, q_heads, head_dim].
         Query heads h·group … h·group + group-1 share KV head h. Only the first `length` tokens count, an int or an
         integer tensor [batch]. `scale` of the scores, head_dim ** -0.5 if None. With `return_lse` also the natural log
         of the sum of the exponentials of the scores, [batch, q_heads], which lets `merge` join stretches of a context.
-        A length of 0 gives zeros and minus infinity.
+        A length of 0 gives zeros and minus infinity. With a `block_table`, int32 [batch, blocks], k and v are those of
+        a paged cache, [blocks of the pool, kv_heads, block_size, head_dim]: entry i names the block that holds the
+        tokens from i · block_size on.
 
     decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False)
         int8 numbers in the shape of k and v; scales [batch, kv_heads, capacity], one a token and head.
@@ -30,19 +32,21 @@ Shapes, alike in all backends:
         its high one. value = nibble · scale + zero; without zeros, (nibble - 8) · scale. A scale serves
             a group of dims of one token:    [batch, kv_heads, capacity, groups]          per token, the form of values
             one dim of a block of tokens:    [batch, kv_heads, capacity/block, head_dim]  per channel, for keys
-        (per channel: cpu and reference only; `cuda` takes one or two groups a token).
+        (per channel: where CAPABILITIES say so; `cuda` takes one or two groups a token).
 
     decode_attention_latent(q, latent, rank, length, scale, return_lse=False)
         multi-head latent attention: q [batch, q_heads, rank + rope_dim], latent [batch, capacity, rank + rope_dim]
 
     merge(outs, lses) → out, lse             cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length)
 
-`cpu` has more for the rest of a decode step (`bind_norm_linear`, `bind_finish_block`, `SingleToken`) and `warm_up()`,
-which compiles.
+What a backend has beyond this, it declares: each has CAPABILITIES, a `Capabilities`. `cpu` also has `warm_up()`, which
+compiles.
 """
 
 import importlib
 import importlib.util
+import os
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -57,6 +61,31 @@ class KernelUnsupported(ValueError):
     """A backend does not take this dtype, device or memory layout; another backend may."""
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend takes and has, so that nobody needs to guess.
+
+    Attributes:
+        dtypes: of queries and unquantised caches.
+        capacity_multiple: tokens; the capacity of a cache that it reads is a multiple of this.
+        single_token: it has `SingleToken`, which handles one token per sequence of a contiguous cache in two launches.
+        bound_blocks: it has `bind_norm_linear` and `bind_finish_block`, which run all of a layer but its attention.
+        fp8: it has `decode_attention_fp8`.
+        scales_per_channel: its `decode_attention_int4` takes a scale for a dim of a block of tokens.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    capacity_multiple: int = 1
+    single_token: bool = False
+    bound_blocks: bool = False
+    fp8: bool = False
+    scales_per_channel: bool = False
+
+    def rounded(self, tokens: int) -> int:
+        """The capacity to allocate for `tokens`."""
+        return -(-tokens // self.capacity_multiple) * self.capacity_multiple
+
+
 def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = None) -> ModuleType:
     """The backend for `device`.
 
@@ -66,18 +95,28 @@ def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = No
         dtype: of the numbers it will be given, where that is known: the compiled CPU loops are float32 only.
 
     Raises:
-        ValueError: no backend of that name, or it does not run on the device.
+        ValueError: no backend of that name, or it does not run on the device or in the dtype.
     """
     device = torch.device(device)
     if name is None:
         name = _fastest(device, dtype)
     elif name not in BACKENDS:
         raise ValueError(f"no kernel backend {name!r}: choose {', '.join(BACKENDS)}, or None for the fastest")
-    elif name != "reference" and device.type not in (name, "meta"):
+    elif name != "reference" and device.type not in (name, "meta") and not (name == "cuda" and interpreted()):
         raise ValueError(
             f"the {name!r} backend does not run on device {str(device)!r}: leave the backend out, or take 'reference'"
         )
-    return importlib.import_module(f"helpers.kernels.{name}")
+    backend = importlib.import_module(f"helpers.kernels.{name}")
+    if dtype not in (None, *backend.CAPABILITIES.dtypes):
+        raise ValueError(
+            f"the {name!r} backend does not compute in {dtype}: leave the backend out, or take 'reference'"
+        )
+    return backend
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on any device, which is slow and for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
@@ -86,7 +125,7 @@ def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
     if device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
         if found >= TRITON_CAPABILITY and _importable("triton"):
-            return "cuda"
+            return "reference" if dtype == torch.float64 else "cuda"
         return _fall_back(f"this GPU (compute capability {found[0]}.{found[1]}) or its software has no Triton kernels")
     if device.type == "meta":
         return "reference"

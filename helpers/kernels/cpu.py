@@ -14,10 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import KernelUnsupported, cpu_kernels, quantize, reference
+from helpers.kernels import Capabilities, KernelUnsupported, cpu_kernels, quantize, reference
 from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
+    "CAPABILITIES",
     "SingleToken",
     "bind_finish_block",
     "bind_norm_linear",
@@ -31,6 +32,7 @@ __all__ = [
     "warm_up",
 ]
 
+CAPABILITIES = Capabilities(dtypes=(torch.float32,), single_token=True, bound_blocks=True, scales_per_channel=True)
 SMALL_BATCH = 8  # sequences; with more, a product is limited by arithmetic, and torch's matmul is the better one
 SPLIT_TOKENS = 64  # a split of the context shorter than this costs more to hand out than it saves
 
@@ -154,8 +156,10 @@ class SingleToken:
         return np.ascontiguousarray(array[:, :, 0])  # a slice of q, k and v of one product, with a batch
 
 
-def decode_attention(q, k, v, length, scale=None, return_lse=False):
+def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
     """Attention of one new token per sequence over a float32 cache; see `helpers.kernels`."""
+    if block_table is not None:
+        k, v = reference.gather(k, block_table), reference.gather(v, block_table)
     _check_cache(q, k, v, torch.float32, k.shape[-1])
     return _attend(cpu_kernels.attention, q, k, (k, v), length, scale, return_lse)
 

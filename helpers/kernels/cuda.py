@@ -14,9 +14,12 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import KernelUnsupported, cuda_kernels
+from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels
 
 CAPACITY_MULTIPLE = 64  # tokens
+CAPABILITIES = Capabilities(
+    dtypes=(torch.bfloat16, torch.float16, torch.float32), capacity_multiple=CAPACITY_MULTIPLE, fp8=True
+)
 MULTIPROCESSORS_ASSUMED = 108  # where there is no device to ask: the interpreter, a meta tensor
 
 

@@ -6,14 +6,22 @@ Read this one to know what a kernel does. It is slower than the others because e
 import torch
 import torch.nn.functional as F
 
+from helpers.kernels import Capabilities
+
+CAPABILITIES = Capabilities(
+    dtypes=(torch.float32, torch.float64, torch.float16, torch.bfloat16), scales_per_channel=True
+)
+
 
 def linear(x, weight, bias=None):
     """x [batch, in], weight [out, in], bias [out] → [batch, out]."""
     return F.linear(x, weight, bias)
 
 
-def decode_attention(q, k, v, length, scale=None, return_lse=False):
+def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
     """Attention of one new token per sequence; see `helpers.kernels` for the shapes."""
+    if block_table is not None:
+        k, v = gather(k, block_table), gather(v, block_table)
     batch, q_heads, head_dim = q.shape
     kv_heads, capacity = k.shape[1], k.shape[2]
     if q_heads % kv_heads:
@@ -35,9 +43,17 @@ def decode_attention(q, k, v, length, scale=None, return_lse=False):
     return (out, lse.view(batch, q_heads)) if return_lse else out
 
 
+def gather(blocks, table):
+    """Blocks of a paged cache [blocks, kv_heads, block_size, ·] and the table [batch, n] of those that each sequence has
+    → its tokens in one piece [batch, kv_heads, n · block_size, ·]. A copy."""
+    return blocks[table.long()].transpose(1, 2).flatten(2, 3)
+
+
 def decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False):
     """As `decode_attention`, number · scale, one scale a token and head [batch, kv_heads, capacity]."""
-    k, v = (numbers.to(q.dtype) * s[..., None].to(q.dtype) for numbers, s in ((k_q, k_scale), (v_q, v_scale)))
+    used = _used(length)
+    pairs = ((x[:, :, :used], s[:, :, :used, None]) for x, s in ((k_q, k_scale), (v_q, v_scale)))
+    k, v = (numbers.to(q.dtype) * s.to(q.dtype) for numbers, s in pairs)
     return decode_attention(q, k, v, length, scale, return_lse)
 
 
@@ -45,8 +61,22 @@ def decode_attention_int4(
     q, k_q, k_scale, v_q, v_scale, length, k_zero=None, v_zero=None, scale=None, return_lse=False
 ):
     """As `decode_attention`, over numbers packed two to a byte: nibble · scale + zero."""
-    k, v = (unpack_int4(*packed).to(q.dtype) for packed in ((k_q, k_scale, k_zero), (v_q, v_scale, v_zero)))
+    used = _used(length)
+    parts = (_first(used, *packed) for packed in ((k_q, k_scale, k_zero), (v_q, v_scale, v_zero)))
+    k, v = (unpack_int4(*part)[:, :, :used].to(q.dtype) for part in parts)
     return decode_attention(q, k, v, length, scale, return_lse)
+
+
+def _used(length) -> int:
+    """Tokens of the longest sequence: what lies behind them need not be converted."""
+    return int(length.max()) if isinstance(length, torch.Tensor) else length
+
+
+def _first(tokens, packed, scale, zero):
+    """The rows of packed numbers, scales and zeros that serve the first `tokens`."""
+    each = packed.shape[2] // scale.shape[2]  # tokens that a row of scales serves
+    rows = max(1, -(-tokens // each))
+    return packed[:, :, : rows * each], scale[:, :, :rows], None if zero is None else zero[:, :, :rows]
 
 
 def unpack_int4(packed, scale, zero=None):

@@ -126,7 +126,7 @@ class Block(_OnBackend):
     def use(self, backend) -> None:
         """Run on another kernel backend from now on."""
         self.kernels = backend
-        self.fused = hasattr(backend, "bind_finish_block") and self.g.mla is None and not self.g.attn_bias
+        self.fused = backend.CAPABILITIES.bound_blocks and self.g.mla is None and not self.g.attn_bias
         self.bound = self.bound_to = None
 
     def __getstate__(self):

@@ -116,10 +116,29 @@ class BlockManager:
                 f"{fresh} blocks wanted, {available} of {self.blocks} can be had: close a session or build a larger one"
             )
         copies = self.make_own(session) if session.table else []
+        if filled:
+            self._forget(session.table[-1])
         session.table += [self.take() for _ in range(fresh - len(copies))]
         session.tokens += tokens
         self._name_full_blocks(session)
         return copies
+
+    def truncate(self, session: Session, length: int) -> None:
+        """Forget what came after the first `length` tokens of `session` and let go of the blocks that held only that.
+
+        A full block that is now filled in part keeps its name, for it still holds what the name says; it loses it when
+        the session writes into it, or is copied if somebody else holds it too (`extend`).
+
+        Raises:
+            ValueError: `length` is negative, or more than the session holds; nothing was changed.
+        """
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= len(session.tokens):
+            raise ValueError(f"cannot cut to {length!r} tokens: the session holds {len(session.tokens)}")
+        kept = -(-length // self.block_size)
+        for block in reversed(session.table[kept:]):
+            self.let_go(block)
+        # In place: a cache may be looking at the table.
+        del session.table[kept:], session.tokens[length:], session.names[length // self.block_size :]
 
     def fork(self, session: Session) -> Session:
         """A second session with the same history, sharing every block, the partly filled last one included."""
@@ -168,9 +187,14 @@ class BlockManager:
             block = self.free.pop()
         else:
             block, _ = self.cached.popitem(last=False)
-            del self.block_of[self.name_of.pop(block)]
+            self._forget(block)
         self.references[block] = 1
         return block
+
+    def _forget(self, block: int) -> None:
+        """Take the name from a block that is about to hold something else."""
+        if block in self.name_of:
+            del self.block_of[self.name_of.pop(block)]
 
     def _name_full_blocks(self, session: Session) -> None:
         for index in range(len(session.names), len(session.tokens) // self.block_size):

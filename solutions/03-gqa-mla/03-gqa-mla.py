@@ -259,7 +259,7 @@ class Plugged(FullCache):
     def attend(self, layer, q):
         if q.shape[2] > 1 or self.function is None:  # a prompt
             return super().attend(layer, q)
-        end = self.lengths[layer]
+        end = self.seen(layer)
         q = rope.rotate(q, self.cos[end - 1 : end], self.sin[end - 1 : end])
         k, v = self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
         return self.function(q[:, :, 0], k, v)[:, :, None]

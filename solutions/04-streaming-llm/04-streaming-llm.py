@@ -330,10 +330,10 @@ assert not c.keys[0].any(), "the other layer is untouched"
 def read(cache, layer, q):
     """Attention of the newest token of `layer`, q [batch, q_heads, 1, head_dim], not rotated → same shape.
 
-    The sequence has cache.lengths[layer] tokens by now, the newest included. Nothing that is stored changes.
+    The sequence has cache.seen(layer) tokens by now, the newest included. Nothing that is stored changes.
     """
     ### BEGIN SOLUTION
-    place = places(cache.lengths[layer], cache.sinks, cache.window)
+    place = places(cache.seen(layer), cache.sinks, cache.window)
     held = len(place)
     k = rope.rotate(cache.keys[layer, :, :, :held], cache.cos[place], cache.sin[place])
     q = rope.rotate(q, cache.cos[[held - 1]], cache.sin[[held - 1]])
@@ -352,7 +352,8 @@ tiny = get("SmolLM2-135M").replace(
 c = StreamingCache(tiny, 100, sinks=1, window=2, backend="reference")
 c.keys[0, 0, 0, :3] = torch.tensor([[2.0, 0, 1, 0], [0, 1, 0, 2], [1, 1, 0, 0]])
 c.values[0, 0, 0, :3] = torch.eye(3, 4)
-c.lengths = [6]  # the rows hold the tokens 0, 5, 4
+for _ in range(6):
+    c.next_token(0)  # the rows hold the tokens 0, 5, 4
 shares = read(c, 0, torch.tensor([[1.0, 2, 0, 1], [0, 1, 2, 0]]).view(1, 2, 1, 4))[
     0, :, 0, :3
 ]

@@ -326,7 +326,8 @@ def test_bad_input_says_what_to_do(call, message):
         call()
 
 
-def test_select_by_device_and_by_name(capsys):
+def test_select_by_device_and_by_name(capsys, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert kernels.select("cpu").__name__ == "helpers.kernels.cpu"
     assert kernels.select("cpu", "reference").__name__ == "helpers.kernels.reference"
     assert kernels.select("meta").__name__ == "helpers.kernels.reference"
@@ -334,6 +335,8 @@ def test_select_by_device_and_by_name(capsys):
         kernels.select("cpu", "fast")
     with pytest.raises(ValueError, match="does not run on device 'cpu'"):
         kernels.select("cpu", "cuda")
+    with pytest.raises(ValueError, match="'cpu' backend does not compute in torch.bfloat16"):
+        kernels.select("cpu", "cpu", torch.bfloat16)
     assert capsys.readouterr().out == ""
 
 

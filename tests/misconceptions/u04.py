@@ -42,7 +42,7 @@ def read(held="len(place)", turned="place", query="held - 1", k=None, q=None, an
     q = q or f"rope.rotate(q, cache.cos[[{query}]], cache.sin[[{query}]])"
     return function(
         "read(cache, layer, q)",
-        "seen = cache.lengths[layer]",
+        "seen = cache.seen(layer)",
         "place = places(seen, cache.sinks, cache.window)",
         f"held = {held}",
         before,
@@ -184,7 +184,7 @@ WRONG = {
         ),
         (read(answer="return causal(q, k, cache.values[layer, :, :, :held])[:, :, 0]"), "has to be that of q"),
         (read(answer="causal(q, k, cache.values[layer, :, :, :held])"), "return"),
-        (read().replace("cache.lengths[layer]", "cache.length"), "cache.lengths[layer]"),
+        (read().replace("cache.seen(layer)", "cache.length"), "cache.seen(layer)"),
         (read(answer="return causal(q, k, cache.values[0, :, :, :held])"), "first layer only"),
         (read(answer=SDPA.format(", is_causal=True")), "row 0 alone"),
     ],
@@ -263,7 +263,7 @@ RIGHT = {
         places("return torch.tensor(rows).argsort()"),
     ],
     "04.7": [
-        store("row = row_of(cache.lengths[layer] - 1, cache.sinks, cache.window)", KEYS, VALUES),
+        store("row = row_of(cache.seen(layer) - 1, cache.sinks, cache.window)", KEYS, VALUES),
         store("cache.keys[layer][:, :, row : row + 1] = k", "cache.values[layer][:, :, row : row + 1] = v"),
         store("cache.keys[layer, :, :, row].copy_(k.squeeze(2))", "cache.values[layer, :, :, row].copy_(v.squeeze(2))"),
     ],
@@ -271,7 +271,7 @@ RIGHT = {
         # Sorted into text order first, then places are 0, 1, 2, …
         function(
             "read(cache, layer, q)",
-            "tokens = kept(cache.lengths[layer] - 1, cache.sinks, cache.window)",
+            "tokens = kept(cache.seen(layer) - 1, cache.sinks, cache.window)",
             "rows = [row_of(t, cache.sinks, cache.window) for t in tokens]",
             "n = len(rows)",
             "k = rope.rotate(cache.keys[layer][:, :, rows], cache.cos[:n], cache.sin[:n])",
