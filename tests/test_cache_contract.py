@@ -79,7 +79,7 @@ EXACT = ("FullCache", "StaticCache", "AttentionProbe", "PagedCache", "SinkCache,
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Thousands of tiny steps: several threads would mostly wait for one another, and long where others compute, too."""
+    """Thousands of tiny steps: several threads would mostly wait for one another."""
     threads = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     numba.set_num_threads(1)

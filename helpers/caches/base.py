@@ -180,8 +180,8 @@ class KVCache(ABC):
             return
         if self.batch > 1 and not self.ragged:
             raise ValueError(
-                f"{type(self).__name__} keeps all its sequences at one length and cannot cut one alone: rewind them all, "
-                "or give each sequence a cache of its own"
+                f"{type(self).__name__} keeps all its sequences at one length and cannot cut one alone: rewind them "
+                "all, or give each sequence a cache of its own"
             )
         self._check_target(length)
         lengths[sequence] = length

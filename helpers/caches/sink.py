@@ -58,7 +58,7 @@ class SinkBuffers(OverwritingCache):
         return self.nbytes // (self.keys.shape[3] * self.batch) * min(tokens, self.rows)
 
     def _missing(self, length: int, came: int) -> str | None:
-        """A ring cannot give back what it has overwritten: a text that outgrew the rows can only be cut to its sinks."""
+        """A ring cannot give back what it has overwritten: a text that outgrew its rows goes back to its sinks."""
         lost = came > self.rows and self.sinks < length < came
         return "tokens that its window needs were overwritten" if lost else None
 

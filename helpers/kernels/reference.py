@@ -44,8 +44,8 @@ def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=
 
 
 def gather(blocks, table):
-    """Blocks of a paged cache [blocks, kv_heads, block_size, ·] and the table [batch, n] of those that each sequence has
-    → its tokens in one piece [batch, kv_heads, n · block_size, ·]. A copy."""
+    """Blocks [blocks, kv_heads, block_size, ·] of a paged cache, and the table [batch, n] of those that each sequence
+    has → its tokens in one piece [batch, kv_heads, n · block_size, ·]. A copy."""
     return blocks[table.long()].transpose(1, 2).flatten(2, 3)
 
 
