@@ -69,4 +69,4 @@ def test_nan_is_refused_before_anything_is_stored():
             k = torch.zeros(1, 2, tokens, 64)
             with pytest.raises(ValueError, match="NaN or infinite"):
                 cache.append(0, k * torch.nan, k)
-            assert cache.lengths[0] == 0
+            assert cache.seen(0) == 0
