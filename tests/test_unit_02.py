@@ -76,13 +76,12 @@ def test_pool_of_vllm_on_l4():
     assert round(weight_bytes(g, BF16) / 1e9, 2) == 8.04 and round(room / kv_bytes(g, 1), -2) == 108_200
     pools = [row["pool_tokens_bf16"] for row in data.measurement("vllm-l4-fp8")["data"] if "pool_GiB" in row]
     assert pools == [83_488]
-    says("The 3.6 GB between the two")
+    says("More than half of the 3.6 GB between the two is a setting")
     missing = room - pools[0] * kv_bytes(g, 1)
     assert round(missing / 1e9, 1) == 3.6
     newer, older = (row["gpu_memory_utilization"] for row in data.measurement("vllm-memory-share")["data"])
     says("by default vLLM takes 92 % of a GPU's memory (90 % in older versions), here 22.1 of 24 GB")
     assert (newer, older, round(newer * 24, 1)) == (0.92, 0.90, 22.1)
-    says("more than half of them are a setting")
     assert (1 - older) * card > (1 - newer) * card > missing / 2
 
 

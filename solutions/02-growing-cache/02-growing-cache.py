@@ -145,9 +145,9 @@ assert abs(float(largest_batch) - 14) < 1e-6, "not the number of sequences that 
 
 # %% [markdown]
 # A real engine fits fewer. For Qwen3-4B on an L4, (24 − 8.04) GB is room for 108,200 tokens; vLLM reports a
-# pool of 83,488. The 3.6 GB between the two go to activations and to CUDA itself, and more than half of them
-# are a setting: by default vLLM takes 92 % of a GPU's memory (90 % in older versions), here 22.1 of 24 GB. Your
-# number is an upper bound.
+# pool of 83,488. More than half of the 3.6 GB between the two is a setting: by default vLLM takes 92 % of a GPU's
+# memory (90 % in older versions), here 22.1 of 24 GB. Out of the rest come activations and CUDA itself. Your number
+# is an upper bound.
 #
 # ## Build
 #
@@ -531,7 +531,7 @@ y = [1e3 * tpot_seconds(15.136e9, 147_456, c, 8, 2_039e9) for c in x]
 took = [
     8e3 / row["dec_bf16"] for row in eager
 ]  # 8 sequences share the tokens per second
-title = "Qwen3-8B, A100, batch 8, eager: twice the bytes, the same time"
+title = "Qwen3-8B, A100, vLLM, batch 8, eager"
 ax = plots.prediction(None, x, y, took, title=title, **axes)
 
 # %% [markdown]
@@ -541,8 +541,8 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 # profile, so a suspect is what they are. Fit the line before you choose a fix: where the slope is not there, a
 # smaller cache cannot help much.
 #
-# **Weights that grow with the batch.** In the fifth row of the table, a token runs 2 of the 8 experts of each
-# layer. Alone it reads 2. Two sequences rarely pick the same ones: if they chose at random, they would touch 3.5 on
+# **Weights that grow with the batch.** In Mixtral, the fifth row of the first table, a token runs 2 of the 8 experts
+# of each layer. Alone it reads 2. Two sequences rarely pick the same ones: if they chose at random, they would touch 3.5 on
 # average, four would touch 5.5. So a mixture of experts shares its weights badly between the first few
 # sequences. On the Spark, a second sequence raises the total speed of a dense 7B by 86 %, and that of three
 # mixtures of experts by 5 to 17 % (llama.cpp, 512 tokens of context). In `tpot_seconds`, `weight_bytes` are the
@@ -606,12 +606,12 @@ ax = plots.curve(None, x, curves, title=title, **axes)
 _ = ax.axhline(120, color=plots.GREY, linestyle=":")
 
 # %% [markdown]
-# Suppose, then, that the product serves this model, GQA-8, with 31 sessions decoded together. Unit 00 called a
-# byte count the cheapest lie detector there is. Let it speak.
+# Suppose, then, that the product serves this model, GQA-8, with as many sessions as you found (rounded down to whole
+# ones). Unit 00 called a byte count the cheapest lie detector there is. Let it speak.
 #
-# **Exercise 02.9.** All 31 sessions hold 30,000 tokens, and a step takes 120 ms. At what rate are its bytes read,
-# if reading is all it does? And how many H100s (80 GB each) does it take just to hold everything: 141.1e9
-# bytes of weights, input embedding included, and 31 caches?
+# **Exercise 02.9.** All these sessions hold 30,000 tokens, and a step takes 120 ms. At what rate are its bytes read, if
+# reading is all it does? And how many H100s (80 GB each) does it take just to hold everything: 141.1e9 bytes of
+# weights, input embedding included, and the caches?
 
 # %% answer="02.9"
 machine = {
