@@ -68,6 +68,23 @@ def test_writing_beyond_the_table_says_what_was_forgotten():
         Decoder(SMALL).prefill(torch.zeros(1, 5, dtype=torch.long), cache)
 
 
+def test_the_block_table_is_built_once_a_step_whatever_the_number_of_layers(monkeypatch):
+    built, find = [], PagedCache._find
+    monkeypatch.setattr(PagedCache, "_find", lambda self, *span: built.append(span) or find(self, *span))
+    cache = PagedCache(BlockPool(SMALL, 4, 4, 64), [[0, 2], [3, 1]], length=[5, 2])
+    decoder = Decoder(SMALL)
+    for token in (1, 2):
+        decoder.decode(torch.tensor([token, 3]), cache)
+    assert built == [(5, 6), (6, 7)] and cache.lengths == [7, 4]
+
+
+def test_lengths_that_the_tables_cannot_hold_are_refused():
+    pool = BlockPool(SMALL, 4, 4, 64)
+    for length in (9, [3, 9], [1, 2, 3], -1):
+        with pytest.raises(ValueError, match="cannot hold 9 tokens|length must be"):
+            PagedCache(pool, [[0, 2], [3, 1]], length=length)
+
+
 def test_a_shared_prefix_equals_the_dense_cache_and_reads_it_once():
     decoder = Decoder(SMALL)
     generator = torch.Generator().manual_seed(2)
