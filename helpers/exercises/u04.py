@@ -319,7 +319,7 @@ def _row_slips(token: int, sinks: int, window: int) -> dict[str, float]:
         "That grows with the text; a ring comes round: take the remainder by `window`.": token,
     }
     if token < sinks:
-        slips = {"A sink is not in the ring: its row is its own number, for ever.": sinks + (token - sinks) % window}
+        slips = {"A sink is not in the ring: its row is its own number, always.": sinks + (token - sinks) % window}
     return {message: value for message, value in slips.items() if value != right}
 
 

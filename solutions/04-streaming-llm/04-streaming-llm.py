@@ -486,7 +486,8 @@ for ids, found in ((tokens, share), (banana, other)):
 # that when you come to the published speed.
 #
 # **What does it buy?** Decode steps from 16 tokens of history up, with the full cache and with yours. The prediction:
-# the bytes of weights and cache, over the bandwidth of your device card.
+# the bytes of weights and cache, over the bandwidth of your device card. After it the steps are timed, and a folded cell
+# draws both.
 
 # %%
 card = devices.card(spot)
@@ -645,7 +646,7 @@ for name, points in curves.items():
 # ## Explain
 #
 # **The published table.** Llama-2-7B, a cache of 4,096 rows, 400,000 tokens (Xiao et al., arXiv 2309.17453, table 2,
-# as quoted by readers of the paper), beside this course's recording. The story is the same: without a sink the model
+# as quoted by readers of the paper), beside this course's recording, both drawn below. The story is the same: without a sink the model
 # fails, and the first sink mends most. In Llama-2-7B four are better than one; in SmolLM2-135M one does what four do.
 
 # %% jupyter={"source_hidden": true}
@@ -702,7 +703,7 @@ _ = ax.axhline(1, color=plots.GREY, linestyle=":")
 # %% [markdown]
 # **Inconvenient results.**
 #
-# - *It is not a longer context.* The session goes on for ever, and its middle is gone; the authors say so themselves.
+# - *It is not a longer context.* The session goes on forever, and its middle is gone; the authors say so themselves.
 #   For a chat that must remember an order number from an hour ago, this is data loss with a good perplexity.
 # - *Below the window it costs.* Until the history is longer than sinks + window, it saves nothing and rotates keys.
 # - *It does not go with prefix reuse* (unit 05). What is left was computed with what was dropped, and another prompt that

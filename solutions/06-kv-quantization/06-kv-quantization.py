@@ -515,7 +515,7 @@ estimates.Table(["one byte a number", "of", "error (% of the norm)"], rows)
 # The caches below keep their scales and zeros in 4 bytes each, so that int4 in groups of 64 takes 5 bits a number and
 # not the 4.5 of exercise 06.1 (and a little more per channel, where up to 64 keys wait in full precision for their block
 # to fill). Both int4 schemes whose perplexity you just saw are timed. The prediction comes from bytes alone, for one step
-# at the longest context:
+# at the longest context; then the steps are timed, and a folded cell draws them.
 
 # %%
 from helpers.caches import Fp8Cache, Int4ChannelCache, Int4TokenCache, Int8Cache
@@ -639,6 +639,10 @@ check.grade("06.8", fp8_gain)
 assert abs(float(fp8_gain[2_048]) - 1.843) < 0.02, "the gain at 2,048 is off"
 assert abs(float(fp8_gain[32_768]) - 23.09) < 0.13, "the gain at 32,768 is off"
 ### END HIDDEN TESTS
+
+# %% [markdown]
+# And what was published? The next cell fits a line to each of the two caches, and the folded one draws the gain against
+# yours.
 
 # %%
 l4 = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
