@@ -88,6 +88,13 @@ def test_weights_are_those_of_a_decoder_with_all_its_layers(name):
     assert counts.resident_bytes(geometry.get(name)) == sum(p.nbytes for p in whole.parameters())
 
 
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "SmolLM2-135M", "Mixtral-8x7B-v0.1", "DeepSeek-V2-Lite"])
+def test_weights_are_counted_in_dtypes_that_nothing_computes_in(name):
+    whole = geometry.get(name)
+    half = counts.weight_bytes(whole, torch.bfloat16) / 2
+    assert counts.weight_bytes(whole, torch.int8) == half == counts.weight_bytes(whole, torch.float8_e4m3fn)
+
+
 @pytest.mark.parametrize("row", MODELS, ids=[row["id"] for row in MODELS])
 def test_resident_weights_are_the_published_ones(row):
     parameters = counts.resident_bytes(geometry.get(row["id"])) / 2

@@ -83,7 +83,9 @@ def _weights(geometry: Geometry, dtype: torch.dtype, experts: int) -> int:
     """
     g, moe = geometry, geometry.moe
     dense = g.replace(moe=None, gated_mlp=True, sliding_window=None, sliding_layers=0)
-    one, two = (Decoder(dense.replace(layers=n), dtype=dtype, device="meta").weight_bytes for n in (1, 2))
+    # In float32, since a decoder refuses dtypes that weights are stored in and nothing computes in, such as int8.
+    one, two = (Decoder(dense.replace(layers=n), device="meta").weight_bytes for n in (1, 2))
+    one, two = (size // torch.float32.itemsize * dtype.itemsize for size in (one, two))
     total = one + (g.layers - 1) * (two - one)
 
     def nbytes(shapes):
