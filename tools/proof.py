@@ -20,10 +20,14 @@ PYTEST_WORKERS = "2"
 
 
 def lint() -> list[tuple[str, bool]]:
-    """ruff over everything that is tracked: its rules, and its layout."""
-    commands = {"ruff check": ["check"], "ruff format": ["format", "--check"]}
+    """ruff over everything that is tracked, its rules and its layout; mypy over helpers/ and tools/."""
+    commands = {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy"],
+    }
     return [
-        (name, subprocess.run([sys.executable, "-m", "ruff", *words, "."], cwd=ROOT).returncode == 0)
+        (name, subprocess.run([sys.executable, "-m", *words], cwd=ROOT).returncode == 0)
         for name, words in commands.items()
     ]
 

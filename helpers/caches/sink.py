@@ -121,7 +121,7 @@ class SinkCache(SinkBuffers):
         if t > came:
             raise ValueError(f"{t} queries, but layer {layer} was last given {came} tokens: append, then attend")
         if t == 1:
-            return self._attend_one(layer, q, end)
+            return self._attend_newest(layer, q, end)
         tiles = q.split(TILE, dim=2)
         return torch.cat(
             [self._attend_tile(layer, part, end - t + i * TILE, *passing) for i, part in enumerate(tiles)],
@@ -133,7 +133,7 @@ class SinkCache(SinkBuffers):
         # What the queries of several tokens need and the ring has no row for; gone once they have attended.
         self._passing: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
-    def _attend_one(self, layer: int, q: torch.Tensor, end: int) -> torch.Tensor:
+    def _attend_newest(self, layer: int, q: torch.Tensor, end: int) -> torch.Tensor:
         """The newest token over all rows held, each rotated to its place in the cache."""
         held = min(end, self.rows)
         q = rope.rotate(q, self.cos[held - 1 : held], self.sin[held - 1 : held])

@@ -185,4 +185,5 @@ def _mlp(g: Geometry, width: int) -> list[tuple[int, int]]:
 
 def _tokens_seen(geometry: Geometry, layer: int, tokens: int) -> int:
     """Tokens that a layer attends to. Sliding layers come first: bytes do not depend on their order."""
-    return min(tokens, geometry.sliding_window) if layer < geometry.sliding_layers else tokens
+    window = geometry.sliding_window
+    return tokens if window is None or layer >= geometry.sliding_layers else min(tokens, window)

@@ -5,6 +5,7 @@ per sequence. Both hand keys and values to a cache (`helpers.caches.base`) and l
 """
 
 import importlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -127,7 +128,8 @@ class Block(_OnBackend):
         """Run on another kernel backend from now on."""
         self.kernels = backend
         self.fused = backend.CAPABILITIES.bound_blocks and self.g.mla is None and not self.g.attn_bias
-        self.bound = self.bound_to = None
+        self.bound: tuple | None = None
+        self.bound_to: tuple | None = None
 
     def __getstate__(self):
         return super().__getstate__() | {"bound": None, "bound_to": None}
@@ -169,7 +171,7 @@ class Block(_OnBackend):
         Asked at every step, so it reads nn.Module's dictionaries, a tenth of the time that attributes take. An event
         would not do: `weight.data = …` tells nobody.
         """
-        parts = self._modules
+        parts: dict[str, Any] = self._modules
         first, second, attention, mlp = parts["attention_norm"], parts["mlp_norm"], parts["attention"], parts["mlp"]
         into, out_of = attention._modules, mlp._modules
         qkv, out = into["qkv"]._parameters, into["out"]._parameters
