@@ -354,9 +354,9 @@ estimates.predict(
 )  # your 00.1; vLLM measured it
 
 # %% [markdown]
-# The **device card** answers it: read bandwidth (the sum of a buffer far larger than any cache), the rate of
-# matrix products by dtype, and the cost of launching one tiny operation. It is measured once, in a few seconds, and kept for
-# the later units. Should it say that the machine was busy: close what else runs, put
+# The **device card** answers it: read bandwidth (the sum of a buffer far larger than any cache), the rate of matrix
+# products by dtype, and the cost of launching one tiny operation. It is measured once, in a few seconds, and kept
+# for the later units. Should it say that the machine was busy: close what else runs, put
 # `devices.card(spot, refresh=True)` in place of `devices.card(spot)`, and run the cell again.
 
 # %%
@@ -493,11 +493,11 @@ for how, wait in (
 # replays them as one, so that the device does not wait for the next launch. On a GPU the course's clock uses both.
 #
 # **Power and heat.** A clock rate is no constant. Attention kernels run back to back on a B200 pushed it from
-# 1,965 to 1,580 MHz within a hundred iterations, and took 15 % off the rate
+# 1,965 to 1,580 MHz or so within a hundred iterations, and took 15 % off the rate
 # ([flashinfer#2899](https://github.com/flashinfer-ai/flashinfer/pull/2899)). Even the numbers matter, since bits
 # that flip draw power: an A100 multiplied zeros at 295 TFLOP/s and random numbers at 257
 # ([H. He](https://www.thonking.ai/p/strangely-matrix-multiplications)). Your card multiplied ones, so on a GPU it
-# flatters. Measure for as long as the real work would run, take turns, and write the clock rate down
+# may flatter. Measure for as long as the real work would run, take turns, and write the clock rate down
 # (`nvidia-smi -q -d CLOCK,POWER`).
 #
 # **What do real engines reach?** A decode step reads two things: the weights, which stay the same, and for each
@@ -573,7 +573,7 @@ plots.bars(None, names, share, ylabel=ylabel, title="Data sheet and reality")
 plt.show()
 
 # %% [markdown]
-# A prediction from the data sheet comes out some 10 % too fast, one from your own card does not. And sheets change:
+# A prediction from the data sheet comes out some 10 % too fast; one from your own card has the loss in it. And sheets change:
 # the B200's first one said 8,000 GB/s, while current drivers report a narrower bus, 7,672 GB/s
 # ([pytorch/ao#4002](https://github.com/pytorch/ao/pull/4002)). Against that, vLLM reached 95 %.
 #

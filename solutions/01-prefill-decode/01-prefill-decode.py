@@ -342,7 +342,7 @@ assert abs(answer[0] - 0.5) < 1e-6 and answer[1] != answer[1]
 #
 # The prefill produces the first token. Each later token takes one decode step. Step i (1, 2, …, outputs − 1)
 # reads the weights once for the whole batch, and one cache for each sequence. By then that cache holds prompt + i
-# tokens, for the newest token's own key and value are in it, too. Prefill is limited by arithmetic, decode by
+# tokens, since the newest token's own key and value are in it, too. Prefill is limited by arithmetic, decode by
 # reading.
 
 
@@ -615,8 +615,7 @@ _ = plots.heat(None, share, answers, columns, title=title, **labels)
 # what decides is the length of the *answer*. Decode passes prefill after 10 output tokens at 1k, and after 73 at
 # 8k. So other thresholds cannot save the rule: it lacks the variable that matters.
 #
-# The rule is often told with a second half: *"at 8k context decode is 80 % of the time on an A100, at 32k it
-# triples."* Ask `phases` again. How long must the answer be for 80 %? And how much longer does a decode step take at
+# The rule comes with a second half: *"at 8k context decode is 80 % of the time on an A100, at 32k it triples."* Ask `phases` again. How long must the answer be for 80 %? And how much longer does a decode step take at
 # 32k than at 8k?
 
 # %%
@@ -628,8 +627,8 @@ for batch in (1, 4, 16, 28):
     print(f"batch {batch:2}: a step at 32k takes {growth:.2f} times one at 8k")
 
 # %% [markdown]
-# 80 % is right for an answer of 287 tokens and for no other. And a step that triples needs 28 sequences side by side:
-# a single one takes 1.20 times as long, for most of what it reads is weights. Unit 02 is about this growth.
+# So 80 % is right for an answer of 287 tokens and for no other. And a step that triples needs 28 sequences side by side:
+# a single one takes 1.20 times as long, since most of what it reads is weights. Unit 02 is about this growth.
 #
 # ### "50 % utilisation in prefill, 5 % in decode"
 #

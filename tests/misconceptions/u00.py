@@ -243,7 +243,10 @@ RIGHT = {
         "floor_ms = {'decode': np.float64(4.48), 'prompt': torch.tensor(14.108)}",
         "floor_ms = {'decode': 4.48, 'prompt': 14.1}",
     ],
-    "00.2": ["ridge_flop_per_byte = 295\ntokens_at_ridge = np.int64(296)"],
+    "00.2": [
+        "ridge_flop_per_byte = 295\ntokens_at_ridge = np.int64(296)",
+        "ridge_flop_per_byte = 293.9\ntokens_at_ridge = 296.8",
+    ],
     "00.3": ["no_sync_ms, sync_ms, hundred_ms = 2e-2, np.float32(10.02), 10"],
     "00.4": [
         "def time_step(step, now, synchronize, samples=20, warm_up=5):\n"

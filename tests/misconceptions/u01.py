@@ -179,10 +179,14 @@ RIGHT = {
         "decode_gflop = 15",
     ],
     "01.2": ["prefill_intensity, decode_intensity, tokens_at_ridge = 1024, torch.tensor(1.0), 153"],
-    "01.3": ["decode_utilisation_percent, batch_at_5_percent = 100 / 153, 8"],
+    "01.3": [
+        "decode_utilisation_percent, batch_at_5_percent = 100 / 153, 8",
+        "decode_utilisation_percent, batch_at_5_percent = 0.69, 7.195",
+    ],
     "01.4": [
         "crossover_1k, crossover_8k, decode_share = 8, 66, ' Falls '",
         "crossover_1k, crossover_8k = 10, 73",
+        "crossover_1k, crossover_8k = 7.7, 59.4",
     ],
     "01.5": [
         GENERATE,
