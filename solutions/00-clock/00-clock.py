@@ -45,7 +45,7 @@ recording = recordings.load("amd-epyc-2-threads")
 x, seconds, _ = recordings.curve(recording, "decode-batch-4")
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
 labels = dict(xlabel="history of each session (tokens)", ylabel="TPOT (ms)")
-now, then = f"Here, {sessions} sessions{busy}", recording.device
+now, then = f"Here, {sessions} sessions{busy}", f"Recorded, {recording.device}"
 plots.curve(left, list(sweep), {"": live}, title=now, **labels)
 plots.curve(right, x, {"": [1e3 * s for s in seconds]}, title=then, **labels)
 plt.show()
