@@ -63,7 +63,7 @@ both = {"prompt": read_the_prompt, "answer": write_one_token}
 timed = timing.Clock(where).sweep(both, 3.0, min_samples=5, label="both phases")
 per_token = [timed["prompt"].ms / 256, timed["answer"].ms]
 names = ["of a 256-token prompt", "of the answer"]
-title = f"What one token costs, {where.type}"
+title = f"What one token costs on this machine ({where.type})"
 _ = plots.bars(None, names, per_token, ylabel="time for each token (ms)", title=title)
 
 # %% [markdown]
@@ -477,7 +477,8 @@ parts = {
 }
 labels = dict(xlabel="batch (sequences)", ylabel="read by one step (MB)")
 title = f"{g.name}, 128 tokens of context each"
-_ = plots.bars(None, batches, parts, stacked=True, title=title, **labels)
+ax = plots.bars(None, batches, parts, stacked=True, title=title, **labels)
+ax.margins(y=0.35)  # room for the legend
 
 # %%
 flops = {b: decode_flops(g, 129, batch=b) for b in batches}
