@@ -4,7 +4,6 @@ import re
 
 import jupytext
 import pytest
-import torch
 
 from helpers import data
 from helpers.models.counts import decode_flops, kv_bytes, prefill_flops, weight_bytes
@@ -132,7 +131,7 @@ def test_gptfast_rows_follow_from_bytes():
     assert step / 1e9 == pytest.approx(13.32, abs=0.01)
     other = rate / (weight_bytes(G) + kv_bytes(G, 208))
     assert other == pytest.approx(table["Llama-3.1-8B", "bf16"], rel=0.015)
-    int8 = rate / (weight_bytes(seven, torch.int8) + kv_bytes(seven, 208))
+    int8 = rate / (weight_bytes(seven) / 2 + kv_bytes(seven, 208))
     assert int8 / table["Llama-2-7B", "bf16"] == pytest.approx(1.98, abs=0.005)
     assert table["Llama-2-7B", "int8"] / table["Llama-2-7B", "bf16"] == pytest.approx(1.48, abs=0.005)
     assert f"{rate / 1e9:,.0f}" == "1,398" and round(100 * rate / READ) == 69

@@ -96,6 +96,12 @@ floor_ms = {
     "prompt": None,  # ms, 1,000 tokens
 }
 ### BEGIN SOLUTION
+# HINT: Each step has two times: its bytes over the bandwidth, and its FLOPs over the
+#   rate.
+# HINT: The two overlap, so the larger one is the floor. Both steps read the same
+#   bytes.
+# WHY: One token multiplies too little to keep the arithmetic busy, a thousand tokens
+#   too much to wait for memory.
 reading = 15.01e9 / 3_350e9  # seconds, the same for both
 floor_ms = {
     "decode": 1e3 * max(reading, 15.01e9 / 989.5e12),
@@ -126,6 +132,11 @@ assert abs(float(floor_ms["prompt"]) - 14.11) < 0.05, "the floor of the prompt i
 ridge_flop_per_byte = None  # FLOP/byte
 tokens_at_ridge = None  # tokens
 ### BEGIN SOLUTION
+# HINT: At the ridge, bytes / bandwidth equals FLOPs / rate. Solve for FLOPs / bytes.
+# HINT: How many FLOPs does one token do with a weight, and how many bytes is that
+#   weight?
+# WHY: Two FLOPs for two bytes: in bfloat16 a token brings 1 FLOP for each byte, so
+#   both answers are one number.
 ridge_flop_per_byte = 989.5e12 / 3_350e9
 tokens_at_ridge = (
     ridge_flop_per_byte * 2 / 2
@@ -167,6 +178,11 @@ no_sync_ms = None  # ms
 sync_ms = None  # ms
 hundred_ms = None  # ms
 ### BEGIN SOLUTION
+# HINT: What has to happen before each clock is stopped? Draw two lines, one for the
+#   caller and one for the device.
+# HINT: While one kernel runs, the next is being put into the queue. Which launches
+#   does the device wait for?
+# WHY: All launches but the first hide behind running kernels.
 no_sync_ms = 0.020
 sync_ms = 0.020 + 10
 hundred_ms = (
@@ -205,6 +221,10 @@ def time_step(step, now, synchronize, samples=20, warm_up=5):
     On the simulated device above, a 3 ms kernel gives [0.00302, 0.00302, …].
     """
     ### BEGIN SOLUTION
+    # HINT: Write the loop without synchronize() first. Then ask at which two places
+    #   something may still be queued.
+    # HINT: Warm up first; then, for each sample: empty the queue, look at the clock,
+    #   step, empty the queue, look again.
     for _ in range(warm_up):
         step()
     taken = []
@@ -246,6 +266,8 @@ def median_and_spread(samples):
     median_and_spread([3, 1, 2, 9, 4]) is (3.0, 1.0): sorted 1 2 3 4 9, the quartiles are 2 and 4.
     """
     ### BEGIN SOLUTION
+    # HINT: np.percentile takes several percentages at once: the median is 50.
+    # HINT: Half the distance between 25 and 75 is the spread.
     low, middle, high = np.percentile(samples, [25, 50, 75])
     return middle, (high - low) / 2
     ### END SOLUTION
@@ -277,6 +299,10 @@ def measure_in_turns(steps, time_once, rounds):
     measure_in_turns({"a": f, "b": g}, time_once, 2) times f, g, f, g.
     """
     ### BEGIN SOLUTION
+    # HINT: Two loops: which of them has to be the outer one, so that drift hits every
+    #   step?
+    # HINT: A new list for each name first; then rounds outside, steps inside, and
+    #   append.
     samples = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -540,7 +566,12 @@ achieved_gb_per_s = {
     "L4": None,  # GB/s
 }
 ### BEGIN SOLUTION
-more_seconds = 1 / 19.4 - 1 / 29.1  # what 30,720 more tokens add to a step
+# HINT: Bytes for one more token over seconds for one more token. The first two rows
+#   give the second directly, in ms.
+# HINT: For the L4, turn tokens per second into seconds per token before you subtract.
+# WHY: Times add up, rates do not. The difference of two steps holds nothing but the
+#   reading of more cache.
+more_seconds = 1 / 19.4 - 1 / 29.1  # of 30,720 more tokens
 achieved_gb_per_s = {
     "H100": 131_072 / 4.37e-8 / 1e9,
     "B200": 131_072 / 1.80e-8 / 1e9,

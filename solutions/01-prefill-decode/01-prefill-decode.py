@@ -89,6 +89,9 @@ _ = plots.bars(None, names, per_token, ylabel="time for each token (ms)", title=
 prefill_tflop = None  # TFLOP, 1,024-token prompt
 decode_gflop = None  # GFLOP, one new token
 ### BEGIN SOLUTION
+# HINT: Two FLOPs for each weight that is multiplied. How often is each of the two
+#   groups of weights used?
+# HINT: The layers see every token of the prompt, the head only its last one.
 prefill_tflop = 2 * (6.98e9 * 1024 + 0.53e9) / 1e12
 decode_gflop = 2 * (6.98e9 + 0.53e9) / 1e9
 ### END SOLUTION
@@ -125,6 +128,11 @@ prefill_intensity = None  # FLOP/byte
 decode_intensity = None  # FLOP/byte
 tokens_at_ridge = None  # tokens in one pass
 ### BEGIN SOLUTION
+# HINT: FLOPs of 1.1 over the 15.0 GB of one pass.
+# HINT: For the third: n tokens do 2 n FLOPs with a weight of 2 bytes. When does that
+#   take as long as reading it?
+# WHY: The factors of two cancel: in 16 bits the tokens at the ridge are FLOP/s over
+#   bytes/s.
 prefill_intensity = prefill_tflop * 1e12 / 15.0e9
 decode_intensity = decode_gflop * 1e9 / 15.0e9
 tokens_at_ridge = (312e12 / 2) / (2039e9 / 2)
@@ -157,6 +165,10 @@ assert 145 < float(tokens_at_ridge) < 161
 decode_utilisation_percent = None  # %
 batch_at_5_percent = None  # sequences
 ### BEGIN SOLUTION
+# HINT: How long does it take to read the weights once at 2,039 GB/s? That is the
+#   step.
+# HINT: FLOPs of the step over what the chip could have done in that time. With B
+#   sequences, B times as much.
 step_seconds = 15.0e9 / 2039e9
 decode_utilisation_percent = 100 * decode_gflop * 1e9 / step_seconds / 312e12
 batch_at_5_percent = 5 / decode_utilisation_percent
@@ -190,6 +202,9 @@ crossover_1k = None  # output tokens
 crossover_8k = None  # output tokens
 decode_share = None  # "rises" or "falls"
 ### BEGIN SOLUTION
+# HINT: Seconds of the prefill over seconds of one decode step.
+# HINT: The prefill's FLOPs are your 1.1, at 187 TFLOP/s. At 8k they are eight times
+#   as many, and 15 % for attention.
 crossover_1k = 14.3e12 / 187e12 / 9.2e-3
 crossover_8k = 2 * 6.98e9 * 8192 * 1.15 / 187e12 / 9.2e-3
 decode_share = "falls"
@@ -229,6 +244,10 @@ assert str(decode_share).strip().lower() == "falls"
 def generate(decoder, cache, prompt, count):
     """Yield `count` greedy next tokens (int) after `prompt`, int64 [t]; `cache` is empty and large enough."""
     ### BEGIN SOLUTION
+    # HINT: The logits of the prefill give the first token already. What does decode
+    #   need to give the second?
+    # HINT: count tokens take count − 1 decode steps: where in the loop is the last
+    #   one left out?
     logits = decoder.prefill(prompt[None], cache)
     for step in range(count):
         token = int(logits.argmax())
@@ -305,6 +324,12 @@ def latency(sent, chunks):
     float("nan").
     """
     ### BEGIN SOLUTION
+    # HINT: Drop the chunks without tokens first. What are then the first and the last
+    #   arrival?
+    # HINT: How many tokens came after the first chunk? If none did, there is nothing
+    #   to divide by.
+    # WHY: Time and tokens have to cover the same stretch, which begins after the
+    #   first chunk.
     arrivals = [(at, tokens) for at, tokens in chunks if tokens]
     first, last = arrivals[0][0], arrivals[-1][0]
     later = sum(tokens for _, tokens in arrivals[1:])
@@ -351,6 +376,11 @@ assert abs(answer[0] - 0.5) < 1e-6 and answer[1] != answer[1]
 def phases(g, prompt, outputs, batch, flops_per_second, bytes_per_second):
     """(prefill seconds, decode seconds) of `batch` equal requests served together on geometry g."""
     ### BEGIN SOLUTION
+    # HINT: Prefill: FLOPs over FLOP/s, for every sequence of the batch. Decode: add
+    #   up the bytes of all steps.
+    # HINT: Each of the outputs − 1 steps reads the weights once, and for each
+    #   sequence kv_bytes(g, 1) × (prompt + i).
+    # WHY: 1 + 2 + … + steps is steps × (steps + 1) / 2, so no loop is needed.
     prefill = batch * prefill_flops(g, prompt) / flops_per_second
     steps = outputs - 1
     cached_tokens = steps * prompt + steps * (steps + 1) / 2
@@ -703,7 +733,7 @@ rows = [
 small, large = get("Llama-2-7b-hf"), get("Llama-3.1-8B")
 # gpt-fast allocates 5 + 200 tokens of cache, rounded up to 208, and reads them all.
 step_bytes = [weight_bytes(m) + kv_bytes(m, 208) for m in (small, large)]
-step_bytes.append(weight_bytes(small, torch.int8) + kv_bytes(small, 208))
+step_bytes.append(weight_bytes(small) / 2 + kv_bytes(small, 208))  # int8
 # Of int4 with its scales take the bytes that gpt-fast counts: GB/s over tokens/s.
 step_bytes.append(1e9 * table[rows[3]]["GBps"] / table[rows[3]]["tok_s"])
 
