@@ -11,9 +11,20 @@ c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", "feedb
 # so that the checker can say "not answered yet" instead of nbgrader's NotImplementedError.
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
 
+# In the place of nbgrader's own Execute: the learner's cells run in a sandbox, and the tests outside of it.
+c.Autograde.autograde_preprocessors = [
+    "tools.outside.Outside",
+    "nbgrader.preprocessors.IgnorePattern",
+    "nbconvert.preprocessors.ClearMetadataPreprocessor",
+    "nbgrader.preprocessors.LimitOutput",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+
 # Points come from artifacts, never from clocks: what only measures is tagged `measure` and not run when grading.
 c.Execute.skip_cells_with_tag = "measure"
-c.Execute.timeout = 300
+c.Execute.timeout = 60
 c.Execute.startup_timeout = 120
 c.Execute.iopub_timeout = 60
 

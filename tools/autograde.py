@@ -11,7 +11,6 @@ import io
 import re
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -73,9 +72,7 @@ def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
     return out.getvalue()
 
 
-def grade(
-    root: Path, folder: Path, units: list[Unit], output: Path, sandboxed: bool, sockets: Path
-) -> tuple[list, list]:
+def grade(folder: Path, units: list[Unit], output: Path, sandboxed: bool) -> tuple[list, list]:
     """Grade every submission of `folder`; returns (results, [(student, unit) not submitted])."""
     handed_in = submissions(folder, units)
     used = [u for u in units if any(unit == u and (notebook or wrong) for _, unit, notebook, wrong in handed_in)]
@@ -83,28 +80,22 @@ def grade(
         raise CourseError(f"{folder} holds no notebook of {', '.join(u.name for u in units)}")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    extra = sandbox.settings(output, sockets, [folder]) if sandboxed else sandbox.ipc(sockets)
-    with sandbox.use(sockets):
-        course = Grader(output, used, extra)
-        for unit in used:
-            course.prove(unit)
-        results, absent, ids = [], [], _ids({student for student, *_ in handed_in})
-        for student, unit, notebook, wrong in handed_in:
-            if unit not in used:
-                continue
-            if not notebook and not wrong:
-                absent.append((student, unit.name))
-                continue
-            start = time.monotonic()
-            result = (
-                course.grade(ids[student], unit, notebook) if notebook else Result(student, unit.name, problem=wrong)
-            )
-            result.student = student
-            results.append(result)
-            said = (
-                f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
-            )
-            print(f"{student}  {unit.name}  {said}  ({time.monotonic() - start:.0f} s)", flush=True)
+    course = Grader(output, used, sandboxed, [folder])
+    for unit in used:
+        course.prove(unit)
+    results, absent, ids = [], [], _ids({student for student, *_ in handed_in})
+    for student, unit, notebook, wrong in handed_in:
+        if unit not in used:
+            continue
+        if not notebook and not wrong:
+            absent.append((student, unit.name))
+            continue
+        start = time.monotonic()
+        result = course.grade(ids[student], unit, notebook) if notebook else Result(student, unit.name, problem=wrong)
+        result.student = student
+        results.append(result)
+        said = f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
+        print(f"{student}  {unit.name}  {said}  ({time.monotonic() - start:.0f} s)", flush=True)
     return results, absent
 
 
@@ -139,10 +130,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
                 "--unsandboxed."
             )
         units = find(root, options.units)
-        with FileLock(output.with_suffix(".lock"), timeout=0), tempfile.TemporaryDirectory(prefix="g-") as sockets:
-            results, absent = grade(
-                root, options.submissions.resolve(), units, output, not options.unsandboxed, Path(sockets)
-            )
+        with FileLock(output.with_suffix(".lock"), timeout=0):
+            results, absent = grade(options.submissions.resolve(), units, output, not options.unsandboxed)
             for student in sorted({r.student for r in results}):
                 said = "\n\n".join(report(r) for r in results if r.student == student)
                 write_whole(output / "reports" / f"{student}.txt", (said + "\n").encode())

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from sqlalchemy.exc import SAWarning
 from traitlets.config import Config
 
 from tools.repair import Unusable, repair
-from tools.source import text
 from tools.units import CourseError, Unit, nbgrader_config, notebook_text, write_whole
 
 # Harmless, and nothing an instructor can mend: how nbgrader 0.9.6 reads its tables, and a deleted cell it restores.
@@ -35,6 +35,7 @@ class Exercise:
     max_points: float
     message: str = ""
     answered: bool = True
+    timed_out: bool = False
 
     @property
     def full(self) -> bool:
@@ -61,16 +62,20 @@ class Result:
 
 
 class Grader:
-    """An nbgrader course directory at `folder` holding the solutions of `units`; `extra` adds nbgrader settings."""
+    """An nbgrader course directory at `folder` holding the solutions of `units`.
 
-    def __init__(self, folder: Path, units: list[Unit], extra: Config | None = None):
+    Submissions run in a sandbox unless told otherwise; neither `folder` nor any of `hidden` is seen from there.
+    """
+
+    def __init__(self, folder: Path, units: list[Unit], sandboxed: bool = True, hidden: Iterable[Path] = ()):
         self.folder = folder.resolve()
         self.units = {u.name: u for u in units}
         self.settings = deepcopy(nbgrader_config(units[0].root)) if units else Config()
         self.database = f"sqlite:///{self.folder}/gradebook.db"
         self.settings.CourseDirectory.root = str(self.folder)
         self.settings.CourseDirectory.db_url = self.database
-        self.settings.merge(extra or Config())
+        self.settings.Outside.sandboxed = sandboxed
+        self.settings.Outside.hidden = [str(path.resolve()) for path in (self.folder, *hidden)]
         self.api = NbGraderAPI(config=self.settings)
         for unit in units:
             if not unit.solution.exists():
@@ -114,8 +119,9 @@ class Grader:
         if not outcome["success"]:
             result.problem = _why(outcome.get("log") or outcome.get("error") or "")
             return result
-        graded = self.folder / "autograded" / student / unit.name / f"{unit.name}.ipynb"
-        result.exercises = self._exercises(student, unit, json.loads(graded.read_text(encoding="utf-8"))["cells"])
+        result.exercises = self.exercises(student, unit)
+        slow = [e.id for e in result.exercises if e.timed_out]
+        result.notes += [f"stopped because it took too long: {', '.join(slow)}"] if slow else []
         missing = [e.id for e in result.exercises if e.points is None]
         if missing or not result.exercises:
             result.problem = f"no score for {', '.join(missing) or 'any exercise'}: nbgrader stored none"
@@ -125,7 +131,10 @@ class Grader:
         path = self.folder / self.settings.CourseDirectory.release_directory / unit.name / f"{unit.name}.ipynb"
         return json.loads(path.read_text(encoding="utf-8"))
 
-    def _exercises(self, student: str, unit: Unit, cells: list[dict]) -> list[Exercise]:
+    def exercises(self, student: str, unit: Unit) -> list[Exercise]:
+        """What the gradebook and the graded notebook say about `student`'s exercises of `unit`."""
+        graded = self.folder / "autograded" / student / unit.name / f"{unit.name}.ipynb"
+        cells = json.loads(graded.read_text(encoding="utf-8"))["cells"]
         by_id = {c["metadata"].get("nbgrader", {}).get("grade_id"): c for c in cells}
         exercises = []
         with Gradebook(self.database) as gradebook:
@@ -137,35 +146,31 @@ class Grader:
             for grade in sorted(grades, key=lambda g: order.index(g.name)):
                 name = grade.name.removeprefix("test-")
                 exercise = Exercise(name.replace("-", "."), grade.auto_score, grade.max_score)
+                answer = _error(by_id.get(f"answer-{name}"))
                 if not exercise.full:
-                    answer = _error(by_id.get(f"answer-{name}"))
                     kind, message = _error(by_id.get(grade.name)) or ("", "")
                     exercise.answered = kind != "NotAnswered"
                     exercise.message = f"your answer's cell stops with {': '.join(answer)}" if answer else message
+                    exercise.timed_out = kind == "TookTooLong"
+                exercise.timed_out |= bool(answer) and answer[0] == "CellTimeoutError"
                 exercises.append(exercise)
         return exercises
 
 
 def _error(cell: dict | None) -> tuple[str, str] | None:
-    """(type, message) of what made a cell fail: its error, or what it wrote to stderr, which nbgrader scores 0."""
+    """(type, message) of the error that a cell ended with, if any."""
     for output in (cell or {}).get("outputs", []):
         if output["output_type"] == "error":
-            message = output["evalue"].strip()
-            if output["ename"] == "AssertionError" and not message:
-                # A bare assert is a hidden test; quoting it would give the answer away.
-                message = "passes what is shown, but not a hidden test of the same exercise"
-            return output["ename"], message or output["ename"]
-        if output["output_type"] == "stream" and output["name"] == "stderr":
-            written = text({"source": output["text"]}).strip()
-            return "stderr", f"wrote to stderr, which scores 0: {written[:200]}"
+            return output["ename"], output["evalue"].strip() or output["ename"]
     return None
 
 
 def _why(log: str) -> str:
     """What a human has to know about a submission that nbgrader could not grade."""
     log = ANSI.sub("", log)
-    if "DeadKernelError" in log or "Kernel died" in log:
-        return "its code killed the kernel (exit, crash or out of memory)"
+    stopped = re.findall(r"^\s*tools\.outside\.Stopped: (.*)$", log, re.MULTILINE)
+    if stopped:
+        return stopped[-1]
     if "kernel became unresponsive" in log or "UnresponsiveKernel" in log:
         return "its code hung and could not be interrupted"
     errors = [line.strip() for line in log.splitlines() if re.match(r"\s*[\w.]*(Error|Exception|Invalid\w*)\b.*", line)]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import build, course, sandbox
+from tools import build, course
 from tools.grading import Grader, Result
 from tools.units import ROOT, CourseError, find
 
@@ -63,30 +63,26 @@ def graded() -> list[tuple[str, bool]]:
     if not units:
         return checks
     with tempfile.TemporaryDirectory(prefix="p-") as folder:
-        sockets = Path(folder) / "s"
-        with sandbox.use(sockets):
-            grading = Grader(Path(folder) / "course", units, sandbox.ipc(sockets))
-            for unit in units:
-                reference = grading.grade("reference", unit, unit.solution)
-                untouched = grading.grade("untouched", unit, unit.release)
-                full = bool(reference.exercises) and not reference.problem and all(e.full for e in reference.exercises)
-                zero = (
-                    bool(untouched.exercises)
-                    and not untouched.problem
-                    and all(e.points == 0 for e in untouched.exercises)
-                )
-                asked = all(not e.answered for e in untouched.exercises)
-                print(f"{unit.name}: reference {_score(reference)}, untouched {_score(untouched)}", flush=True)
-                for result, held in ((reference, full), (untouched, zero and asked)):
-                    wrong = [f"{e.id} {e.points}/{e.max_points:g} {e.message}" for e in result.exercises]
-                    if not held:
-                        print(
-                            "\n".join(
-                                f"  {result.student} {line}" for line in ([result.problem] if result.problem else wrong)
-                            )
+        grading = Grader(Path(folder) / "course", units, sandboxed=False)
+        for unit in units:
+            reference = grading.grade("reference", unit, unit.solution)
+            untouched = grading.grade("untouched", unit, unit.release)
+            full = bool(reference.exercises) and not reference.problem and all(e.full for e in reference.exercises)
+            zero = (
+                bool(untouched.exercises) and not untouched.problem and all(e.points == 0 for e in untouched.exercises)
+            )
+            asked = all(not e.answered for e in untouched.exercises)
+            print(f"{unit.name}: reference {_score(reference)}, untouched {_score(untouched)}", flush=True)
+            for result, held in ((reference, full), (untouched, zero and asked)):
+                wrong = [f"{e.id} {e.points}/{e.max_points:g} {e.message}" for e in result.exercises]
+                if not held:
+                    print(
+                        "\n".join(
+                            f"  {result.student} {line}" for line in ([result.problem] if result.problem else wrong)
                         )
-                checks += [(f"{unit.name}: reference scores full marks", full)]
-                checks += [(f"{unit.name}: untouched scores 0 and is told it is unanswered", zero and asked)]
+                    )
+            checks += [(f"{unit.name}: reference scores full marks", full)]
+            checks += [(f"{unit.name}: untouched scores 0 and is told it is unanswered", zero and asked)]
     return checks
 
 

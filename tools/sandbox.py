@@ -1,26 +1,26 @@
 """Run a grading kernel where a stranger's program can do no harm: bubblewrap, nothing secret to read, no network.
 
 The kernel sees the system's programs, Python with its packages, `helpers/` and the course's downloads, all read-only,
-and nothing else of the machine. What it can write is memory of limited size and the folder of its sockets, over which
-it talks to nbgrader; it dies with it.
+and nothing else of the machine. What it can write is memory of limited size and a folder of its own, in which lie the
+sockets over which it talks to the grader; it dies with it.
 """
 
-import contextlib
 import functools
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from traitlets.config import Config
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import KernelManager
 
 from helpers.paths import cache_dir
 from tools.units import ROOT, CourseError
 
+MISSING = "bubblewrap is not installed (Debian, Ubuntu: apt install bubblewrap; it exists for Linux only)"
 KEPT_VARIABLES = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 # What the dynamic linker, time zones and thread pools read besides /usr.
 SYSTEM = (
@@ -36,6 +36,9 @@ SYSTEM = (
 MB = 1 << 20
 TEMPORARY_BYTES = 256 * MB  # each of home, /tmp and shared memory
 
+# Its standard streams lead nowhere: /proc/1/fd inside would otherwise be the grader's own terminal or log.
+STREAMS = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
 # Kernels are started through this, so that limits hold from the first line on. Memory is counted as what a process
 # writes to (RLIMIT_DATA): torch reserves far more addresses than it uses.
 LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_DATA": 8192 * MB, "RLIMIT_FSIZE": 256 * MB, "RLIMIT_NPROC": 1024}
@@ -50,11 +53,14 @@ runpy.run_module("ipykernel_launcher", run_name="__main__")
 """
 
 
-def problem(bubblewrap: str = "bwrap") -> str:
+def problem() -> str:
     """Why kernels cannot be sandboxed on this machine; "" when they can."""
-    found = shutil.which(bubblewrap)
-    if not found:
-        return "bubblewrap is not installed (Debian, Ubuntu: apt install bubblewrap; it exists for Linux only)"
+    found = shutil.which("bwrap")
+    return _problem(found) if found else MISSING
+
+
+@functools.cache
+def _problem(found: str) -> str:
     said = _trial([found, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "true"])
     if said:
         return (
@@ -73,60 +79,35 @@ def _trial(command: list[str]) -> str:
     return lines[-1] if outcome.returncode else ""
 
 
-def settings(course: Path, sockets: Path, hidden: Iterable[Path], bubblewrap: str = "bwrap") -> Config:
-    """nbgrader settings that start every kernel in the sandbox; grade with them inside `use`.
+def confine(manager: KernelManager, folder: Path, hidden: Iterable[str], sandboxed: bool) -> None:
+    """Make `manager` start its kernel in the sandbox, or plainly as this process, with its sockets in `folder`.
 
-    `course` and each of `hidden` look empty inside, wherever they lie. `sockets` is a short, existing folder for the
-    kernel's sockets. Ask `problem` first. Raises `CourseError` when its path is too long.
+    `folder` is fresh, short and writable to the kernel. Each of `hidden` looks empty inside, wherever it lies.
+    Raises `CourseError` where there is no sandbox to be had.
     """
-    for name in ("kernels/python3", "run"):
-        (sockets / name).mkdir(parents=True, exist_ok=True)
-    run = sockets / "run"
-    walls = _walls(run, [course, *hidden], bubblewrap)
-    kernel = [sys.executable, "-c", LAUNCH, "--IPKernelApp.log_level=50", "-f", "{connection_file}"]
-    spec = {
-        "argv": [*walls, *kernel],
-        "display_name": "Python 3 (sandboxed)",
-        "interrupt_mode": "message",
-        "language": "python",
-    }
-    (sockets / "kernels" / "python3" / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-    config = ipc(sockets)
-    if not config:
-        raise CourseError(f"{sockets} is too long a path for sockets; set TMPDIR to a shorter one")
-    return config
+    kernel = [sys.executable, "-m", "ipykernel_launcher"]
+    address = str(folder.absolute() / "k")
+    fits = len(address.encode()) <= 100  # a socket's path has 107 bytes at most, and a number is appended
+    if fits:
+        manager.transport, manager.ip = "ipc", address
+    if sandboxed:
+        reason = problem() if fits else f"{folder} is too long a path for sockets; set TMPDIR to a shorter one"
+        if reason:
+            raise CourseError(reason)
+        kernel = [*_walls(folder, map(Path, hidden), "bwrap"), sys.executable, "-c", LAUNCH]
+    manager.connection_file = str(folder / "kernel.json")
+    manager.kernel_spec_manager = _OneSpec([*kernel, "--IPKernelApp.log_level=50", "-f", "{connection_file}"])
 
 
-def ipc(sockets: Path) -> Config:
-    """Settings for kernels that listen on sockets in the folder `sockets` instead of TCP ports.
+class _OneSpec(KernelSpecManager):
+    """Knows one kernel, by any name."""
 
-    Empty, so that kernels use TCP, when the folder's path is too long for a socket (107 bytes).
-    """
-    address = str((sockets / "run").absolute() / "k")
-    if len(address.encode()) > 100:
-        return Config()
-    config = Config()
-    config.KernelManager.transport = "ipc"
-    config.KernelManager.ip = address
-    return config
+    def __init__(self, command: list[str]):
+        super().__init__()
+        self.command = command
 
-
-@contextlib.contextmanager
-def use(sockets: Path) -> Iterator[None]:
-    """Inside the `with`, this process starts its kernels from, and keeps their connection files in, `sockets`."""
-    (sockets / "run").mkdir(parents=True, exist_ok=True)
-    before = os.environ.get("JUPYTER_PATH"), tempfile.tempdir
-    os.environ["JUPYTER_PATH"] = str(sockets)
-    # nbclient puts the connection file into the temporary folder, which the sandbox hides.
-    tempfile.tempdir = str(sockets / "run")
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before[1]
-        if before[0] is None:
-            del os.environ["JUPYTER_PATH"]
-        else:
-            os.environ["JUPYTER_PATH"] = before[0]
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return KernelSpec(argv=self.command, display_name=kernel_name, language="python", interrupt_mode="message")
 
 
 def _walls(writable: Path, hidden: Iterable[Path], bubblewrap: str) -> list[str]:

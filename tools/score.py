@@ -5,7 +5,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import sandbox
 from tools.grading import Grader, Result
 from tools.units import ROOT, CourseError, find
 
@@ -40,12 +39,11 @@ def score(root: Path, work: Path, selection: list[str], course: Path) -> list[Re
         raise CourseError(f"no notebook of yours for {', '.join(absent)} in {work}; `make lab` puts one there")
     if not started:
         raise CourseError(f"nothing to score: {work} holds no unit yet; `make lab` starts you off")
-    graded = Grader(course / "course", started, sandbox.ipc(course / "s"))
+    graded = Grader(course / "course", started, sandboxed=False)
     results = []
-    with sandbox.use(course / "s"):
-        for unit in started:
-            results.append(graded.grade("you", unit, notebooks[unit.name]))
-            print(report(results[-1]), flush=True)
+    for unit in started:
+        results.append(graded.grade("you", unit, notebooks[unit.name]))
+        print(report(results[-1]), flush=True)
     return results
 
 

@@ -1,0 +1,136 @@
+"""Notebooks that want points for nothing, and honest ones that look odd: each gets what its answers deserve."""
+
+import json
+
+import pytest
+
+from tests.pipeline.miniature import UNIT, answered
+from tools.grading import Grader
+from tools.units import find
+
+RIGHT = {"answer-77-1": "kv_bytes = 46_080", "answer-77-2": "def double(x):\n    return x + x"}
+SHELL = "shell = get_ipython()\n"
+PATCH = "import IPython.core.interactiveshell as s, ipykernel.ipkernel as k\n"
+
+# Each stands in the first answer's cell, before a wrong answer; no second answer is given.
+ATTACKS = {
+    "a transformer of the input": SHELL
+    + "shell.input_transformers_post.append(lambda lines: ['pass\\n'] if 'grade' in ''.join(lines) else lines)",
+    "a transformer of the syntax tree": SHELL
+    + "import ast\nclass T(ast.NodeTransformer):\n    def visit_Assert(self, node): return None\n"
+    + "    def visit_Expr(self, node): return None if 'grade' in ast.dump(node) else node\n"
+    + "shell.ast_transformers.append(T())",
+    "a hook on run_cell": PATCH
+    + "old = s.InteractiveShell.run_cell_async\n"
+    + "async def run(self, cell, *a, **k):\n    return await old(self, 'pass' if 'grade' in cell else cell, *a, **k)\n"
+    + "s.InteractiveShell.run_cell_async = run",
+    "a hook on the display": "import sys\nsys.displayhook = lambda x: None\nshell = get_ipython()\n"
+    + "shell.display_formatter.format = lambda x, **k: ({'text/plain': '2.0'}, {})",
+    "shadowed builtins": "import builtins\nbuiltins.abs = lambda x: 0\nabs = lambda x: 0\n"
+    + "builtins.float = lambda x=0: 46_080.0\nbuiltins.isinstance = lambda *a: True",
+    "a checker of its own": "import helpers.check as c\nc.grade = c.number = c.require = lambda *a, **k: None",
+    "arithmetic that lies": "class Any(float):\n    def __sub__(self, other): return 0\n    __rsub__ = __sub__\n"
+    + "    def __float__(self): return self\n    def __lt__(self, other): return True\n"
+    + "    def __eq__(self, other): return True\n    __hash__ = float.__hash__",
+    "outputs of its own": "print('✓ 77.1')\n2.0",
+    "a channel of its own": "import multiprocessing.connection as m\nold = m.Connection.send_bytes\n"
+    + 'm.Connection.send_bytes = lambda self, data: old(self, b\'{"value": {"function": 0, "name": "f", '
+    + '"stub": false, "blank": false}}\')',
+}
+WRONG = {name: "kv_bytes = Any(1)" if "lies" in name else "kv_bytes = 1" for name in ATTACKS}
+
+HONEST = {
+    "warns": "import warnings\ndef double(x):\n    warnings.warn('deprecated')\n    return 2 * x",
+    "shows progress": "from tqdm import tqdm\ndef double(x):\n    return sum(x for _ in tqdm(range(2)))",
+    "shadows abs": "abs = sum = float = len = list = exec = None\ndef double(x):\n    return x + x",
+    "returns a Decimal": "from decimal import Decimal\ndef double(x):\n    return Decimal(2 * x)",
+    "returns numpy": "import numpy as np\ndef double(x):\n    return np.float32(2 * x)",
+}
+
+
+@pytest.fixture(scope="module")
+def grade(built, tmp_path_factory):
+    """grade(notebook) → Result, in one course directory for all of these tests."""
+    unit = find(built)[0]
+    folder = tmp_path_factory.mktemp("hostile")
+    grader = Grader(folder / "course", [unit], sandboxed=False)
+    grader.settings.Execute.timeout = grader.settings.Execute.iopub_timeout = 5
+    taken = iter(range(1000))
+
+    def graded(notebook):
+        path = folder / f"{next(taken)}.ipynb"
+        path.write_text(json.dumps(notebook), encoding="utf-8")
+        return grader.grade(f"student-{path.stem}", unit, path)
+
+    graded.grader, graded.unit = grader, unit
+    return graded
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_earns_nothing(grade, built, attack):
+    result = grade(answered(built, {"answer-77-1": f"{ATTACKS[attack]}\n{WRONG[attack]}"}))
+    assert result.points == 0 and (result.problem or len(result.exercises) == 2)
+
+
+def test_tags_and_metadata_earn_nothing(grade, built):
+    notebook = answered(built, {})
+    for cell in notebook["cells"]:
+        if cell["id"].startswith(("test-", "answer-")):
+            cell["metadata"]["tags"] = ["measure", "skip-execution", "raises-exception"]
+            cell["metadata"]["nbgrader"].update(points=100, grade=False, locked=False)
+            cell |= {"execution_count": 7, "outputs": []}
+    result = grade(notebook)
+    assert (result.points, result.max_points) == (0, 5) and not any(e.answered for e in result.exercises)
+
+
+@pytest.mark.parametrize("odd", HONEST)
+def test_honest_work_keeps_its_points(grade, built, odd):
+    result = grade(answered(built, RIGHT | {"answer-77-2": HONEST[odd]}))
+    assert (result.points, result.problem) == (5, "")
+
+
+def test_what_ends_the_kernel_last_costs_nothing_and_before_it_a_human(grade, built):
+    notebook = answered(built, RIGHT)
+    notebook["cells"].append({"cell_type": "code", "metadata": {}, "source": "import os\nos._exit(1)"})
+    assert grade(notebook).points == 5
+    result = grade(answered(built, RIGHT | {"answer-77-1": "kv_bytes = 46_080\nimport os\nos._exit(1)"}))
+    assert "killed the kernel" in result.problem and not result.exercises
+    result = grade(answered(built, RIGHT | {"answer-77-2": "import os\ndef double(x):\n    os._exit(1)"}))
+    assert "killed the kernel" in result.problem and not result.exercises
+
+
+def test_input_is_an_error_of_its_cell_alone(grade, built):
+    result = grade(answered(built, RIGHT | {"answer-77-1": "kv_bytes = 46_080\ninput()"}))
+    assert result.points == 5
+
+
+def test_no_test_reaches_the_kernel_or_the_report(grade, built):
+    """What a function can see of its caller, of the history and of its arguments does not come out."""
+    spy = (
+        "import sys, gc\ndef double(x):\n"
+        "    frames, frame = [], sys._getframe(1)\n"
+        "    while frame:\n        frames.append(str(frame.f_locals)[:2000])\n        frame = frame.f_back\n"
+        "    raise AssertionError(' '.join([str(x), str(get_ipython().user_ns['In']), *frames]))"
+    )
+    result = grade(answered(built, RIGHT | {"answer-77-2": spy}))
+    said = result.exercises[1].message
+    assert result.points == 2 and "expect" not in said and "42" not in said and "assert double" not in said
+    only_hidden = "def double(x):\n    if x == 3: return 6\n    raise ValueError(f'hidden input {x}')"
+    result = grade(answered(built, RIGHT | {"answer-77-2": only_hidden}))
+    assert (
+        result.exercises[1].message == "passes what is shown, but not a hidden test of the same exercise (ValueError)"
+    )
+
+
+def test_nbgrader_by_itself_gives_the_same_score(grade, built):
+    """`nbgrader autograde` on an unrepaired notebook: the tests run outside of it all the same."""
+    grader, unit = grade.grader, grade.unit
+    notebook = answered(built, {"answer-77-1": f"{ATTACKS['a hook on run_cell']}\nkv_bytes = 1"})
+    for cell in notebook["cells"]:
+        if cell["id"].startswith("test-"):
+            cell["metadata"]["tags"] = ["measure"]
+    target = grader.folder / "submitted" / "alone" / UNIT / f"{UNIT}.ipynb"
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps(notebook), encoding="utf-8")
+    assert grader.api.autograde(unit.name, "alone", force=True)["success"]
+    assert [e.points for e in grader.exercises("alone", unit)] == [0, 0]
