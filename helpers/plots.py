@@ -65,14 +65,17 @@ def curve(
     """Lines with markers, one for each entry of `series` ({label: y values over x}).
 
     `spread` holds half-widths of the error bars under the same labels. `zero` starts a linear y axis at 0, so
-    that a small change does not look large.
+    that a small change does not look large. A bar far beyond all points is cut, with an arrow.
     """
     ax = _axes(ax, xlabel, ylabel, title)
+    room = _room(list(series.values()), ylog)
     for i, (label, y) in enumerate(series.items()):
-        ax.errorbar(
+        _errorbar(
+            ax,
             x,
             y,
-            yerr=(spread or {}).get(label),
+            (spread or {}).get(label),
+            room,
             color=_pick(COLOURS, i),
             marker=_pick(_MARKERS, i),
             linestyle=_pick(_LINES, i),
@@ -102,17 +105,20 @@ def prediction(
     """A predicted line, the measured points over it, and the residual between them shaded.
 
     `x`, `predicted`, `measured` and `spread` (half-width of the error bars) have one entry a point; a point
-    that was not measured is NaN. The largest residual is written beside its point, in % of the prediction.
-    `series` picks colour and marker where several pairs share one Axes.
+    that was not measured is NaN. An error bar far beyond all points is cut, with an arrow. The largest residual
+    is written beside its point, in % of the prediction. `series` picks colour and marker where several pairs
+    share one Axes.
     """
     ax = _axes(ax, xlabel, ylabel, title)
     x, predicted, measured = (np.asarray(values, dtype=float) for values in (x, predicted, measured))
     colour, name = _pick(COLOURS, series), f", {label}" if label else ""
     ax.plot(x, predicted, color=colour, linestyle="--", label=f"predicted{name}")
-    ax.errorbar(
+    _errorbar(
+        ax,
         x,
         measured,
-        yerr=spread,
+        spread,
+        _room([predicted, measured], ylog),
         color=colour,
         marker=_pick(_MARKERS, series),
         linestyle="none",
@@ -297,6 +303,32 @@ def _axes(ax: Axes | None, xlabel: str | None, ylabel: str, title: str) -> Axes:
     if title:
         ax.set_title(title)
     return ax
+
+
+def _room(series, ylog: bool) -> tuple[float, float]:
+    """How far error bars may reach below and above all points before they would flatten the curves."""
+    values = np.concatenate([np.ravel(np.asarray(y, dtype=float)) for y in series])
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return -np.inf, np.inf
+    if ylog:
+        return values.min() / 4, values.max() * 4
+    return min(0.0, values.min() * 1.5), max(0.0, values.max() * 1.5)
+
+
+def _errorbar(ax: Axes, x, y, spread, room: tuple[float, float], **style) -> None:
+    """Points with error bars; what leaves `room` is cut there, and an arrow says so."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if spread is None:
+        ax.errorbar(x, y, **style)
+        return
+    below = above = np.broadcast_to(np.abs(np.asarray(spread, dtype=float)), y.shape)
+    cut_below, cut_above = y - below < room[0], y + above > room[1]
+    below, above = np.where(cut_below, y - room[0], below), np.where(cut_above, room[1] - y, above)
+    ax.errorbar(x, y, yerr=(below, above), **style)
+    for cut, end, marker in ((cut_below, room[0], "v"), (cut_above, room[1], "^")):
+        if cut.any():
+            ax.plot(x[cut], np.full(cut.sum(), end), color=style.get("color"), marker=marker, linestyle="none")
 
 
 def _scales(ax: Axes, x, xlog: bool, ylog: bool, zero: bool) -> None:

@@ -6,6 +6,7 @@ import linecache
 import math
 import signal
 import sys
+import time
 from decimal import Decimal
 
 import numpy as np
@@ -331,6 +332,15 @@ def test_an_inner_limit_leaves_the_outer_one_running():
             pass
         while True:
             pass
+
+
+def test_what_waits_is_given_more_time_than_what_computes(monkeypatch):
+    with check._limit(0.2):
+        time.sleep(0.6)
+    monkeypatch.setattr(check, "PATIENCE", 2)
+    with pytest.raises(check._Endless), check._limit(0.2):
+        while True:
+            time.sleep(0.05)
 
 
 def test_there_is_no_limit_in_another_thread():

@@ -110,3 +110,11 @@ def test_without_steps_the_answer_is_offered_alone(course, made, capsys):
     check.hint("98.2")
     assert 'There are no hints for 98.2; check.solution("98.2")' in capsys.readouterr().out
     assert hints.offer("98.2") == 'Stuck? check.solution("98.2") shows the answer.'
+
+
+def test_a_broken_file_costs_the_help_and_nothing_else(monkeypatch, tmp_path):
+    monkeypatch.setattr(hints, "FOLDER", tmp_path)
+    hints.unit.cache_clear()
+    (tmp_path / "u98.json").write_text("<<<<")
+    assert hints.offer("98.1") == ""
+    hints.unit.cache_clear()

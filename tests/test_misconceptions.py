@@ -2,7 +2,9 @@
 
 import ast
 
+import numpy as np
 import pytest
+import torch
 
 from helpers.check import NotAnswered
 from tests.misconceptions.harness import known, units
@@ -71,6 +73,60 @@ def test_other_right_answer_passes(unit, exercise, snippet):
     outcome = unit.run(exercise, snippet)
     assert outcome.error is None, outcome.error
     assert outcome.stderr == ""
+
+
+def other_forms(value):
+    """The same answer as other learners would write it: another order, type or rounding."""
+    if isinstance(value, dict):
+        yield {key: value[key] for key in reversed(value)}
+        for form in FORMS:
+            yield {key: form(part) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        yield (list if isinstance(value, tuple) else tuple)(value)
+        for form in FORMS:
+            yield type(value)(form(part) for part in value)
+    elif isinstance(value, str):
+        yield f" {value.upper()} "
+    else:
+        for form in FORMS:
+            yield form(value)
+
+
+def _scaled(factor):
+    return lambda value: float(value) * factor if _is_number(value) else value
+
+
+def _is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+FORMS = [_scaled(1 + off) for size in (1e-9, 9e-4, 4e-3, 9e-3, 0.045, 0.09) for off in (size, -size)]
+FORMS += [
+    lambda value: np.float32(value) if _is_number(value) else value,
+    lambda value: torch.tensor(value) if _is_number(value) else value,
+    lambda value: float(f"{value:.3g}") if _is_number(value) else value,
+    lambda value: f" {value.upper()} " if isinstance(value, str) else value,
+]
+
+
+@pytest.mark.parametrize("unit, exercise", EXERCISES)
+def test_what_the_check_accepts_the_hidden_tests_accept(unit, exercise):
+    """Over the reference and every other right answer, in the forms that other learners would write."""
+    tried = 0
+    for snippet in (None, *known(unit)[1].get(exercise, ())):
+        start = {}
+        unit.run(exercise, snippet, change=lambda space, s=start: s.update(space), visible=True)
+        for name in unit.graded_names(exercise):
+            if name not in start or callable(start[name]):
+                continue
+            for form in other_forms(start[name]):
+                change = {name: form}
+                if unit.run(exercise, snippet, change=lambda space, c=change: space.update(c), visible=True).error:
+                    continue
+                tried += 1
+                outcome = unit.run(exercise, snippet, change=lambda space, c=change: space.update(c))
+                assert outcome.error is None, f"the check accepts {name} = {form!r}; hidden: {outcome.error}"
+    assert tried or all(callable(start.get(name)) for name in unit.graded_names(exercise))
 
 
 @pytest.mark.parametrize("unit, exercise", EXERCISES)

@@ -47,6 +47,26 @@ def test_prediction_draws_points_over_the_line_and_names_the_residual():
     assert ax.get_ylim()[0] == 0
 
 
+@pytest.mark.parametrize("ylog", [False, True])
+def test_an_error_bar_that_leaves_the_picture_is_cut_with_an_arrow(ylog):
+    """The last point's bar would be twenty times as high as the curve."""
+    ax = plots.prediction(
+        None, [1, 2, 4], [10, 20, 40], [11, 21, 42], [1, 1, 800], xlabel="x (tokens)", ylabel="y (ms)", ylog=ylog
+    )
+    top = {False: 63, True: 168}[ylog]
+    assert ax.get_ylim()[1] < 1.5 * top
+    arrows = {line.get_marker(): line.get_data() for line in ax.get_lines() if line.get_marker() in ("^", "v")}
+    assert [values.tolist() for values in arrows["^"]] == [[4], [top]]
+    assert ("v" in arrows) is True and arrows["v"][0].tolist() == [4]
+    bars = ax.containers[0].lines[2][0].get_segments()
+    assert bars[0][:, 1].tolist() == [10, 12] and bars[2][1, 1] == top
+
+
+def test_bars_that_stay_are_left_alone():
+    ax = plots.curve(None, [1, 2], {"a": [10, 20]}, spread={"a": [1, np.nan]}, xlabel="x (tokens)", ylabel="y (ms)")
+    assert not [line for line in ax.get_lines() if line.get_marker() in ("^", "v")]
+
+
 def test_prediction_with_a_point_missing():
     ax = plots.prediction(None, [1, 2], [10, 20], [np.nan, 18], xlabel="x (tokens)", ylabel="y (ms)")
     assert [text.get_text() for text in ax.texts] == ["-10 %"]

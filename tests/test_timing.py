@@ -237,12 +237,15 @@ def test_an_interrupt_keeps_what_was_measured_and_marks_it(capsys):
     assert "Interrupted" in capsys.readouterr().out
 
 
-def test_an_interrupt_before_the_first_sample_goes_through():
+def test_an_interrupt_before_the_first_sample_goes_through_as_one_line():
     def interrupted():
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        simulated_clock(SimulatedDevice()).measure(interrupted)
+    for measure in (lambda clock: clock.measure(interrupted), lambda clock: clock.compare(interrupted, interrupted)):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            measure(simulated_clock(SimulatedDevice()))
+        (line,) = caught.value._render_traceback_()
+        assert line.startswith("Stopped before the first sample") and "\n" not in line
 
 
 def test_an_interrupted_comparison_keeps_its_pairs():
@@ -346,6 +349,18 @@ def test_progress_goes_to_stdout_and_only_when_it_takes_long(capsys):
     Clock("cpu", lock=contextlib.nullcontext).measure(lambda: time.sleep(0.01), budget_seconds=2.6)
     slow = capsys.readouterr()
     assert "%" in slow.out and slow.err == ""
+
+
+def test_a_long_measurement_says_what_it_does_before_its_first_step_is_done(capsys):
+    said = []
+
+    def stopped():
+        said.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    with pytest.raises(timing.Stopped):
+        Clock("cpu", lock=contextlib.nullcontext).sweep({"a": stopped}, budget_seconds=3, label="decode steps")
+    assert "decode steps:   0 %" in said[0]
 
 
 def hold_the_lock(device, held, release):

@@ -136,6 +136,7 @@ def _test_problems(exercise: str, source: str) -> list[str]:
                 f"its last line{version} is `{ast.unparse(last)[:60]}`, whose value nbgrader reads as the score; "
                 "assert it, or end with a call of check"
             )
+    problems += _stricter_than_checks(ast.parse(source), marked)
     calls = [n for n in ast.walk(ast.parse(visible)) if isinstance(n, ast.Call) and _is_check_call(n)]
     named = [n.args[0].value for n in calls if n.args and isinstance(n.args[0], ast.Constant)]
     if exercise not in named:
@@ -146,6 +147,39 @@ def _test_problems(exercise: str, source: str) -> list[str]:
     if BEGIN_SOLUTION in source:
         problems.append(f"`{BEGIN_SOLUTION}` in a test cell")
     return problems
+
+
+def _stricter_than_checks(tree: ast.Module, hidden: list[tuple[int, int]]) -> list[str]:
+    """What in the hidden tests refuses answers that a check accepts: another order of keys, a float's last digit."""
+    problems, unordered = [], set()
+    for node in ast.walk(tree):
+        if not any(begin < getattr(node, "lineno", 0) < end for begin, end in hidden):
+            continue
+        shown = ast.unparse(node)[:60]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "sorted"):
+            unordered |= set(map(id, ast.walk(node)))
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "values"
+        if called and id(node) not in unordered:
+            problems.append(f"its hidden tests read `{shown}`, whose order is the learner's: go by the keys")
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
+            if any(_is_float(side) for side in (node.left, *node.comparators)):
+                problems.append(f"its hidden tests compare floats with `==` in `{shown}`: allow what the check allows")
+    return problems
+
+
+def _is_float(node: ast.AST) -> bool:
+    """Whether an expression is a float, as far as can be read: a literal, a quotient, float(…), or a list of such."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, float)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "float"
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div) or _is_float(node.left) or _is_float(node.right)
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return any(map(_is_float, node.elts))
+    if isinstance(node, ast.UnaryOp):
+        return _is_float(node.operand)
+    return False
 
 
 def _dependency_problems(by_kind: dict[str, list[dict]]) -> list[str]:

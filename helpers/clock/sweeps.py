@@ -8,6 +8,7 @@ from helpers.caches import KVCache
 from helpers.clock import graphs, timing
 from helpers.clock.devices import MemoryRead
 from helpers.models.decoder import Decoder
+from helpers.progress import Progress
 
 CONTEXTS = (16, 1024, 2048, 4096, 8192)
 SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
@@ -82,8 +83,11 @@ def decode_sweep(
         raise ValueError(
             f"no engine may be called {BESIDE!r}: the steps timed beside the engines are returned under it"
         )
-    points = {label: DecodeStep(decoder, cache, contexts[-1]) for label, (decoder, cache) in engines.items()}
-    steps, floors = {}, {}
+    points, steps, floors = {}, {}, {}
+    with Progress("filling caches") as bar:
+        for label, (decoder, cache) in engines.items():
+            points[label] = DecodeStep(decoder, cache, contexts[-1])
+            bar.to(len(points) / len(engines))
     for label, point in points.items():
         for context in contexts:
             steps[label, context] = point.at(context)

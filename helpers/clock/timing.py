@@ -10,7 +10,6 @@ import math
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -21,7 +20,9 @@ from pathlib import Path
 import filelock
 import torch
 
+from helpers.friendly import Friendly
 from helpers.numbers import prefixed
+from helpers.progress import Progress
 
 Step = Callable[[], object]
 
@@ -33,6 +34,8 @@ BUSY_SPREAD = 0.10
 SHORTEST_SAMPLE_SECONDS = 100e-6
 # Two-sided normal quantiles: 95 % for the spread of one timing, 99 % for the claim that two steps differ.
 Z95, Z99 = 1.960, 2.576
+# Of a sweep's progress bar.
+WARM_UP_SHARE = 0.2
 
 IMPOSSIBLE = (
     "Faster than the bytes can be read. The usual reasons: the device was not synchronised; "
@@ -247,26 +250,11 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Progress:
-    """A bar on stdout (stderr would cost a graded cell its points), shown only when work takes over 2 s."""
+class Stopped(Friendly, KeyboardInterrupt):
+    """The learner stopped a measurement before it had a sample; notebooks show the message alone."""
 
-    def __init__(self, show: bool, label: str):
-        self._bar = None
-        if show:
-            from tqdm import tqdm  # here, so that tools.gpu_check runs where only torch is installed
-
-            self._bar = tqdm(
-                total=100, desc=label, file=sys.stdout, delay=2, leave=False,
-                bar_format="{desc}: {percentage:3.0f} %|{bar:30}| {elapsed}",
-            )  # fmt: skip
-
-    def to(self, fraction: float) -> None:
-        if self._bar is not None:
-            self._bar.update(max(0.0, 100 * min(1.0, fraction) - self._bar.n))
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def __init__(self):
+        super().__init__("Stopped before the first sample: nothing was measured. Run the cell again when you like.")
 
 
 class Clock:
@@ -355,7 +343,7 @@ class Clock:
         of a step for `lead_in_seconds` go before each of its samples, not timed: needed where engines take turns,
         since one engine's threads may go on waiting for work, on the next one's cores, for a while. An interrupt
         (Ctrl-C, the stop button) keeps what has been measured and marks it `partial` (a step without a
-        sample is left out); before the first sample the interrupt goes through.
+        sample is left out); before the first sample it is raised again as Stopped.
 
         Raises ValueError for an empty sweep, a floor without a step, a negative lead_in_seconds, or an effort
         that is not positive.
@@ -371,10 +359,13 @@ class Clock:
             raise ValueError(f"floors for steps that are not in the sweep: {sorted(map(str, unknown))}")
         samples: dict[Hashable, list[float]] = {key: [] for key in steps}
         partial = False
-        bar = _Progress(progress, label)
+        bar = Progress(label, budget_seconds, progress)
         try:
             with self._lock(self.device), _no_garbage_collection():
-                calls = {k: self._warm_up(s, 0.25 * budget_seconds / len(steps)) for k, s in steps.items()}
+                calls = {}
+                for k, s in steps.items():
+                    calls[k] = self._warm_up(s, 0.25 * budget_seconds / len(steps))
+                    bar.to(WARM_UP_SHARE * len(calls) / len(steps))
                 start, rounds, shuffle = self.now(), 0, random.Random(seed)
                 order = list(steps)
                 while rounds < min_samples or self.now() - start < budget_seconds:
@@ -383,10 +374,11 @@ class Clock:
                         self._lead_in(steps[key], lead_in_seconds)
                         samples[key].append(self._sample(steps[key], calls[key]))
                     rounds += 1
-                    bar.to(min(rounds / min_samples, (self.now() - start) / budget_seconds))
+                    done = min(rounds / min_samples, (self.now() - start) / budget_seconds)
+                    bar.to(WARM_UP_SHARE + (1 - WARM_UP_SHARE) * done)
         except KeyboardInterrupt:
             if not any(samples.values()):
-                raise
+                raise Stopped from None
             partial = True
             print(f"Interrupted: keeping {sum(map(len, samples.values()))} samples that were already taken.")
         finally:
@@ -413,7 +405,7 @@ class Clock:
         _check_effort(budget_seconds, min_pairs)
         ratios: list[float] = []
         partial = False
-        bar = _Progress(progress, label)
+        bar = Progress(label, budget_seconds, progress)
         try:
             with self._lock(self.device), _no_garbage_collection():
                 calls = max(self._warm_up(step, 0.125 * budget_seconds) for step in (a, b))
@@ -429,7 +421,7 @@ class Clock:
                     bar.to(min(len(ratios) / min_pairs, (self.now() - start) / budget_seconds))
         except KeyboardInterrupt:
             if not ratios:
-                raise
+                raise Stopped from None
             partial = True
             print(f"Interrupted: keeping {len(ratios)} pairs that were already taken.")
         finally:

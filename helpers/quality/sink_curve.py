@@ -5,16 +5,15 @@
 
 import math
 import platform
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from tqdm import tqdm
 
 from helpers.caches import FullCache, SinkCache
 from helpers.clock import recordings
 from helpers.models.decoder import Decoder
+from helpers.progress import Progress
 from helpers.quality.perplexity import losses
 
 RECORDING = "sink-curve"
@@ -54,17 +53,23 @@ def measure(decoder: Decoder, tokens: torch.Tensor, grid: Iterable[tuple[int, in
     geometry, device = decoder.geometry, decoder.device
     caches = [(0, None), *grid]
     points, dense = [], None
-    # stdout: a bar on stderr would look like an error in a notebook.
-    for sinks, window in tqdm(caches, desc="perplexity", file=sys.stdout, delay=2, leave=False):
-        if window is None:
-            cache = FullCache(geometry, len(tokens), dtype=decoder.dtype, device=device)
-        else:
-            cache = SinkCache(geometry, len(tokens), sinks, window, dtype=decoder.dtype, device=device)
-        scored = losses(decoder, cache, tokens.to(device))[max(skip - 1, 0) :].cpu().double()  # MPS has no float64
-        dense = scored if dense is None else dense
-        above = scored - dense
-        spread = float(above.std() / len(above) ** 0.5)
-        points.append(Point(sinks, window, float(scored.mean()), float(above.mean()), spread))
+    with Progress("perplexity") as bar:
+        for sinks, window in caches:
+            if window is None:
+                cache = FullCache(geometry, len(tokens), dtype=decoder.dtype, device=device)
+            else:
+                cache = SinkCache(geometry, len(tokens), sinks, window, dtype=decoder.dtype, device=device)
+            scored = (
+                losses(decoder, cache, tokens.to(device), done=lambda part: bar.to((len(points) + part) / len(caches)))[
+                    max(skip - 1, 0) :
+                ]
+                .cpu()
+                .double()
+            )  # MPS has no float64
+            dense = scored if dense is None else dense
+            above = scored - dense
+            spread = float(above.std() / len(above) ** 0.5)
+            points.append(Point(sinks, window, float(scored.mean()), float(above.mean()), spread))
     return points
 
 

@@ -374,7 +374,7 @@ plt.show()
 
 # %%
 my_guess = 20  # GB/s: change me
-estimates.predict("00.read_GB_per_s", my_guess, "GB/s")
+estimates.predict("00.read_GB_per_s", my_guess, "GB/s", default=20)
 estimates.predict(
     "00.H100_decode_ms", floor_ms["decode"], "ms"
 )  # your 00.1; vLLM measured it
@@ -389,7 +389,8 @@ estimates.predict(
 card = devices.card(spot)
 card.show()
 read_gb = card.read_bytes_per_second / 1e9
-estimates.measured("00.read_GB_per_s", read_gb, residual="the guess")
+doubt = "busy" if card.busy else "ok"
+estimates.measured("00.read_GB_per_s", read_gb, residual="the guess", verdict=doubt)
 
 # %% [markdown]
 # Put your timer on it. A sum over a buffer has a floor that the card predicts, provided that the buffer is too large

@@ -474,7 +474,8 @@ for b in batches:
         named = f"arithmetic {arithmetic[b][i]:+.1f} ms, launches {launches[b]:+.1f}"
         named += f", rest {rest[b][i]:+.1f}"
         key = f"02.tpot_ms_batch{b}_at_{context}"
-        estimates.measured(key, measured[b][i], residual=named)
+        doubt = timed[f"batch {b}"][context].verdict
+        estimates.measured(key, measured[b][i], residual=named, verdict=doubt)
 estimates.report("02")
 
 # %% [markdown]

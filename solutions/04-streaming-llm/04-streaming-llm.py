@@ -542,7 +542,8 @@ why = "keys rotated at every read, perhaps launches"
 for label, cache in caches.items():
     first, last = timed[label][16], timed[label][longest]
     left = "perhaps launches and the kernel" if label == "full" else why
-    estimates.measured(f"04.tpot_ms_{label}_at_{longest}", last.ms, residual=left)
+    key = f"04.tpot_ms_{label}_at_{longest}"
+    estimates.measured(key, last.ms, residual=left, verdict=last.verdict)
     held = f"the cache holds {cache.nbytes / 1e6:,.0f} MB"
     print(f"{label}: {first.ms:.1f} → {last.ms:.1f} ms; {held}", last.reason)
 

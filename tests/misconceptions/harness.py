@@ -10,6 +10,7 @@ import importlib
 import io
 import linecache
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tools.source import exercise_id, kind, solution_notebook, text
 from tools.units import ROOT, find
 
 STUB = "# YOUR CODE HERE"
+HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS.*?### END HIDDEN TESTS\s*$", re.DOTALL | re.MULTILINE)
 _SHARED = (list, dict, set, np.ndarray, torch.Tensor)
 
 
@@ -75,11 +77,26 @@ class Unit:
     def answer(self, exercise: str) -> Cell:
         return next(cell for cell in self.cells if cell.answer == exercise)
 
-    def run(self, exercise: str, snippet: str | None = None, untouched: bool = False) -> Outcome:
+    def graded_names(self, exercise: str) -> list[str]:
+        """The names that the test cell gives to `check.grade`."""
+        source = next(cell.source for cell in self.cells if cell.test == exercise)
+        calls = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call)]
+        given = [a for n in calls if getattr(n.func, "attr", "") == "grade" for a in n.args]
+        return list(dict.fromkeys(n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)))
+
+    def run(
+        self,
+        exercise: str,
+        snippet: str | None = None,
+        untouched: bool = False,
+        change: Callable[[dict], None] = lambda space: None,
+        visible: bool = False,
+    ) -> Outcome:
         """Run the test cell of `exercise` with the reference answers before it.
 
         `snippet` is executed after the exercise's own reference answer, so it may replace one name of
         several; it must assign a name that the reference assigns. `untouched` clears the solution instead.
+        `change` may then alter the names; `visible` leaves out the hidden tests.
         Raises ValueError for a snippet that touches none of the names the answer cell defines.
         """
         if snippet is not None and not _names(snippet) & _names(self.answer(exercise).source):
@@ -95,8 +112,10 @@ class Unit:
                     if snippet is not None and cell.answer == exercise:
                         _execute(snippet, space, f"<{self.name} snippet>")
             out.truncate(out.seek(0))
+            change(space)
+            source = self.cells[end].source
             try:
-                _execute(self.cells[end].source, space, f"<{self.name} test {exercise}>")
+                _execute(HIDDEN.sub("", source) if visible else source, space, f"<{self.name} test {exercise}>")
             except BaseException as raised:
                 error = raised
         return Outcome(error, out.getvalue(), err.getvalue())
