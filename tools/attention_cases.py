@@ -11,7 +11,7 @@ import torch
 
 from helpers.kernels import cuda
 
-CAPACITY = 128  # tokens: two blocks of 64
+CAPACITY = 128  # tokens: two tiles of 64
 LENGTHS = (101, 0, 1, 128)  # in one batch: odd, empty, a single token, full
 BEYOND = 300.0  # stale values past the end of a sequence: finite, as the kernel asks, and large enough to be noticed
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -78,11 +78,11 @@ def cases(dtype: torch.dtype, device="cpu", fp8: bool = True) -> dict[str, Calla
         "mha": lambda: _wide(dtype, device, kv_heads=3, group=1),
         "gqa": lambda: _wide(dtype, device, kv_heads=2, group=3),
         "mqa with more heads than a program holds": lambda: _wide(dtype, device, kv_heads=1, group=40),
-        "paged, 16 tokens a page": lambda: _paged(dtype, device, page=16),
-        "paged, 128 tokens a page": lambda: _paged(dtype, device, page=128),
+        "paged, 16 tokens a block": lambda: _paged(dtype, device, block_size=16),
+        "paged, 128 tokens a block": lambda: _paged(dtype, device, block_size=128),
         "int8": lambda: _int8(dtype, device, columns=False),
         "int8, V transposed": lambda: _int8(dtype, device, columns=True),
-        "int8, paged": lambda: _int8(dtype, device, columns=False, page=64),
+        "int8, paged": lambda: _int8(dtype, device, columns=False, block_size=64),
         "int4, one scale a token": lambda: _int4(dtype, device, groups=1, columns=True, zeros=False),
         "int4, groups": lambda: _int4(dtype, device, groups=2, columns=True, zeros=False),
         "int4, groups and zero points": lambda: _int4(dtype, device, groups=2, columns=False, zeros=True),
@@ -128,33 +128,34 @@ def _wide(dtype, device, kv_heads, group, dim=32):
     )
 
 
-def _into_pages(tensors, page, seed=4):
-    """Scatter [batch, kv_heads, CAPACITY, ·] tensors over shuffled pages; returns them and the block table.
+def _into_blocks(tensors, block_size, seed=4):
+    """Scatter [batch, kv_heads, CAPACITY, ·] tensors over shuffled blocks; returns them and the block table.
 
-    Page 0 belongs to nobody. The table has a spare column that names it, and so a wrong look-up reads wrong numbers
+    Block 0 belongs to nobody. The table has a spare column that names it, and so a wrong look-up reads wrong numbers
     rather than memory that is not there.
     """
     batch, heads, capacity = tensors[0].shape[:3]
-    count = capacity // page
+    count = capacity // block_size
     order = torch.randperm(batch * count, generator=torch.Generator().manual_seed(seed)).view(batch, count) + 1
     pools = []
     for tensor in tensors:
-        pool = torch.zeros(batch * count + 1, heads, page, *tensor.shape[3:], dtype=tensor.dtype, device=tensor.device)
+        shape = (batch * count + 1, heads, block_size, *tensor.shape[3:])
+        pool = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         for b in range(batch):
             for i in range(count):
-                pool[order[b, i]] = tensor[b, :, i * page : (i + 1) * page]
+                pool[order[b, i]] = tensor[b, :, i * block_size : (i + 1) * block_size]
         pools.append(pool)
     table = torch.zeros(batch, count + 1, dtype=torch.int32)
     table[:, :count] = order
     return pools, table.to(tensors[0].device)
 
 
-def _paged(dtype, device, page, kv_heads=2, group=2, dim=32):
+def _paged(dtype, device, block_size, kv_heads=2, group=2, dim=32):
     q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
-    (k_pages, v_pages), table = _into_pages((k, v), page)
+    (k_blocks, v_blocks), table = _into_blocks((k, v), block_size)
     return Case(
         "paged",
-        lambda: cuda.decode_attention(q, k_pages, v_pages, _lengths(device), return_lse=True, block_table=table),
+        lambda: cuda.decode_attention(q, k_blocks, v_blocks, _lengths(device), return_lse=True, block_table=table),
         attention(q, k, v, LENGTHS, dim**-0.5),
         TOLERANCE[dtype],
     )
@@ -172,7 +173,7 @@ def _as_columns(v):
     return v.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _int8(dtype, device, columns, page=0, dim=32):
+def _int8(dtype, device, columns, block_size=0, dim=32):
     q = _queries(dtype, device, 6, dim)
     generator = torch.Generator().manual_seed(5)
     shape = (len(LENGTHS), 2, CAPACITY, dim)
@@ -180,8 +181,8 @@ def _int8(dtype, device, columns, page=0, dim=32):
     k_scale, v_scale = (_scales(device, seed=seed) / 64 for seed in (6, 7))
     expected = attention(q, k * k_scale[..., None].double(), v * v_scale[..., None].double(), LENGTHS, dim**-0.5)
     table = None
-    if page:
-        (k, v, k_scale, v_scale), table = _into_pages((k, v, k_scale, v_scale), page)
+    if block_size:
+        (k, v, k_scale, v_scale), table = _into_blocks((k, v, k_scale, v_scale), block_size)
     v = _as_columns(v) if columns else v
     return Case(
         "int8",

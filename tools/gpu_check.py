@@ -35,7 +35,7 @@ from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry
 from tools import attention_cases, gpu_caches
 
-BLOCK = cuda.CAPACITY_MULTIPLE
+round_up = cuda.CAPABILITIES.rounded  # tokens of a cache that the kernels read
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,6 @@ class Check:
     def note(self, text: str) -> None:
         print(f"note: {text}")
         self.recording.notes.append(text)
-
-
-def round_up(tokens: int) -> int:
-    return -(-tokens // BLOCK) * BLOCK
 
 
 def against_float64(check: Check) -> None:

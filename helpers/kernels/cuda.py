@@ -5,7 +5,7 @@ valid while the sequences grow; an int is baked into it. Nothing here synchronis
 on shapes alone.
 
 A cache dimension [.., capacity, ..] is a multiple of CAPACITY_MULTIPLE tokens and finite beyond the length
-(`torch.zeros`): the kernels read whole blocks and mask scores, not tiles.
+(`torch.zeros`): the kernels read whole tiles and mask scores, not loads.
 """
 
 import dataclasses
@@ -33,11 +33,12 @@ def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=
 
     Args:
         q: [batch, q_heads, head_dim].
-        k, v: [batch, kv_heads, capacity, head_dim]; with a `block_table`, [pages, kv_heads, page_tokens, head_dim].
+        k, v: [batch, kv_heads, capacity, head_dim]; with a `block_table`, [blocks of the pool, kv_heads, block_size,
+            head_dim].
         length: tokens each sequence holds, int or integer tensor [batch].
         scale: of the scores; head_dim ** -0.5 if None.
         return_lse: also return the natural log of the sum of exponentials of the scores.
-        block_table: int32 [batch, pages a sequence may have], the page that holds tokens i·page_tokens and on.
+        block_table: int32 [batch, blocks a sequence may have], the block that holds tokens i·block_size and on.
 
     Returns:
         [batch, q_heads, head_dim] in q's dtype, and with `return_lse` float32 [batch, q_heads]. A sequence of length 0
@@ -133,47 +134,47 @@ def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a variant of the kernel is compiled: its block sizes and Triton's options."""
+    """How a variant of the kernel is compiled: its tile sizes and Triton's options."""
 
     heads: int  # query heads a program holds
-    block_t: int  # tokens a step
+    tile: int  # tokens a step
     warps: int
     stages: int
 
 
-def launch(kind: str, v_form: str, group: int, page: int, capability: tuple[int, int]) -> Launch:
-    """Block sizes for a cache of `kind` "wide" (16 and 32 bits), "narrow" (8 and 4 bits) or "latent".
+def launch(kind: str, v_form: str, group: int, block: int, capability: tuple[int, int]) -> Launch:
+    """Tile sizes for a cache of `kind` "wide" (16 and 32 bits), "narrow" (8 and 4 bits) or "latent".
 
     Chosen by reading compiled code for sm_80, sm_90 and sm_100: no spills, all shared memory within the limit, 16-byte
     loads, and the fewest instructions per byte of cache among what met these.
     """
     if kind == "latent":
-        heads, block_t, warps, stages = 16, 32, 8, 2
+        heads, tile, warps, stages = 16, 32, 8, 2
     elif kind == "narrow":
-        heads, block_t, warps, stages = min(16, max(8, _power_of_two(group))), 64, 2 if v_form == "columns" else 4, 3
+        heads, tile, warps, stages = min(16, max(8, _power_of_two(group))), 64, 2 if v_form == "columns" else 4, 3
     elif capability[0] == 9:
         # 16 columns are what Hopper's warp-group instruction needs; it reads both tiles from shared memory.
         heads = min(32, max(16, _power_of_two(group)))
-        block_t, warps, stages = 64, 4 if heads == 16 else 8, 3
+        tile, warps, stages = 64, 4 if heads == 16 else 8, 3
     else:
-        heads, block_t, warps, stages = min(32, max(8, _power_of_two(group))), 64, 8, 3
-    return Launch(heads, min(block_t, page) if page else block_t, warps, stages)
+        heads, tile, warps, stages = min(32, max(8, _power_of_two(group))), 64, 8, 3
+    return Launch(heads, min(tile, block) if block else tile, warps, stages)
 
 
 def constants(
     kind: str, settings: Launch, *, kv_heads: int, group: int, head_dim: int, splits: int, v_form: str, compute: str,
-    int4: bool = False, scales: int = 0, zeros: bool = False, page: int = 0, tail: int = 0,
+    int4: bool = False, scales: int = 0, zeros: bool = False, block: int = 0, tail: int = 0,
 ) -> dict:  # fmt: skip
     """The compile-time constants of `cuda_kernels.split_attention`, by name."""
     return {
         "KV_HEADS": kv_heads,
         "HEADS": settings.heads,
-        "HEAD_BLOCKS": -(-group // settings.heads),
+        "HEAD_TILES": -(-group // settings.heads),
         "WIDTH": head_dim // 2 if int4 else head_dim - tail,
         "TAIL": tail,
-        "BLOCK_T": settings.block_t,
+        "TILE": settings.tile,
         "SPLITS": splits,
-        "PAGE": page,
+        "BLOCK": block,
         "INT4": int4,
         "SCALES": scales,
         "ZEROS": zeros,
@@ -188,14 +189,14 @@ def combine_constants(parts: int, width: int) -> dict:
     return {"PARTS": parts, "PADDED": padded, "CHUNK": min(16, padded), "WIDTH": width}
 
 
-def choose_splits(programs: int, blocks: int, multiprocessors: int) -> int:
+def choose_splits(programs: int, tiles: int, multiprocessors: int) -> int:
     """Splits of the context, so that `programs` per split fill the chip about four times over.
 
-    A power of two, at most 128 and no more than the `blocks` of tokens there can be. It does not depend on the length,
+    A power of two, at most 128 and no more than the `tiles` of tokens there can be. It does not depend on the length,
     which a captured graph could not follow.
     """
     wanted = max(1, 4 * multiprocessors // programs)
-    return min(128, _power_of_two(wanted), _power_of_two(blocks))
+    return min(128, _power_of_two(wanted), _power_of_two(tiles))
 
 
 def _attend(
@@ -205,12 +206,12 @@ def _attend(
     rows, kv_heads, capacity, stored_dim = k.shape
     int4 = k.dtype == torch.uint8
     group = q_heads // kv_heads
-    page = 0 if block_table is None else capacity
+    block = 0 if block_table is None else capacity
     kind = "latent" if latent_rank else "wide" if k.element_size() > 1 else "narrow"
     tail = head_dim - latent_rank if latent_rank else 0
     v_form = "latent" if latent_rank else "rows" if v.stride(-1) == 1 else "columns"
-    settings = launch(kind, v_form, group, page, _capability(q.device))
-    _check(q, k, v, block_table, int4, tail, settings.block_t, latent_rank)
+    settings = launch(kind, v_form, group, block, _capability(q.device))
+    _check(q, k, v, block_table, int4, tail, settings.tile, latent_rank)
 
     halves = 1
     if k_scale is not None:
@@ -218,21 +219,21 @@ def _attend(
                                             for s in (k_scale, v_scale, k_zero, v_zero))  # fmt: skip
         halves = k_scale.shape[-1]
         _check_scales(k_scale, v_scale, k_zero, v_zero, k.shape[:3], allowed=(1, 2) if int4 else (1,))
-    lengths = _lengths(length, batch, capacity if not page else page * block_table.shape[1], q.device)
+    lengths = _lengths(length, batch, capacity if not block else block * block_table.shape[1], q.device)
 
-    head_blocks = -(-group // settings.heads)
-    blocks = (capacity if not page else capacity * block_table.shape[1]) // settings.block_t
-    splits = choose_splits(batch * kv_heads * head_blocks, blocks, _multiprocessors(q.device))
+    head_tiles = -(-group // settings.heads)
+    tiles = (capacity if not block else capacity * block_table.shape[1]) // settings.tile
+    splits = choose_splits(batch * kv_heads * head_tiles, tiles, _multiprocessors(q.device))
     out_dim = latent_rank or head_dim
     parts = torch.empty(batch, q_heads, splits, out_dim, dtype=torch.float32, device=q.device)
     part_lses = torch.empty(batch, q_heads, splits, dtype=torch.float32, device=q.device)
     fixed = constants(
         kind, settings, kv_heads=kv_heads, group=group, head_dim=head_dim, splits=splits, v_form=v_form,
         compute=_compute_type(q, k), int4=int4, scales=0 if k_scale is None else halves, zeros=k_zero is not None,
-        page=page, tail=tail,
+        block=block, tail=tail,
     )  # fmt: skip
     # A pointer that a variant does not read still has to be one: q stands in.
-    cuda_kernels.split_attention[(kv_heads * head_blocks, splits, batch)](
+    cuda_kernels.split_attention[(kv_heads * head_tiles, splits, batch)](
         q, k, v, *(q if s is None else s for s in (k_scale, v_scale, k_zero, v_zero)),
         lengths if block_table is None else block_table, lengths, parts, part_lses,
         head_dim**-0.5 if scale is None else scale, group,
@@ -270,7 +271,7 @@ def _combine(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tup
     return out, lse
 
 
-def _check(q, k, v, block_table, int4, tail, block_t, latent_rank) -> None:
+def _check(q, k, v, block_table, int4, tail, tile, latent_rank) -> None:
     batch, q_heads, head_dim = q.shape
     rows, kv_heads, capacity, stored_dim = k.shape
     expect = head_dim // 2 if int4 else head_dim
@@ -293,11 +294,11 @@ def _check(q, k, v, block_table, int4, tail, block_t, latent_rank) -> None:
     else:
         if block_table.dim() != 2 or block_table.shape[0] != batch or block_table.dtype != torch.int32:
             raise ValueError(
-                f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}"
+                f"block_table must be int32 [{batch}, blocks], not {block_table.dtype} {list(block_table.shape)}"
             )
-        if capacity < 16 or capacity % block_t or block_table.stride(1) != 1:
+        if capacity < 16 or capacity % tile or block_table.stride(1) != 1:
             raise KernelUnsupported(
-                f"pages must hold 16, 32 or a multiple of {CAPACITY_MULTIPLE} tokens, not {capacity}"
+                f"blocks must hold 16, 32 or a multiple of {CAPACITY_MULTIPLE} tokens, not {capacity}"
             )
     if k.dtype == torch.float8_e4m3fn and q.is_cuda and _capability(q.device) < (8, 9):
         raise KernelUnsupported("fp8 caches need compute capability 8.9 (Ada) or later; use int8 on this GPU")

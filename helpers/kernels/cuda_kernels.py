@@ -1,7 +1,7 @@
 """Decode attention on a GPU: one Triton kernel that reads the cache, and a small one that adds up its parts.
 
-The grid of `split_attention` is (KV heads × blocks of query heads, splits, batch). A program walks over its share of
-one sequence's tokens, BLOCK_T at a time. It holds all query heads of the group, so that each cached byte is read once
+The grid of `split_attention` is (KV heads × tiles of query heads, splits, batch). A program walks over its share of
+one sequence's tokens, TILE at a time. It holds all query heads of the group, so that each cached byte is read once
 for the whole group, and keeps a running maximum and sum (online softmax, arXiv 1805.02867). `combine` then weighs the
 parts by their log-sum-exp (Flash-Decoding, arXiv 2311.01282).
 
@@ -59,12 +59,12 @@ def split_attention(
     table_stride,
     KV_HEADS: tl.constexpr,     # KV heads
     HEADS: tl.constexpr,        # query heads a program holds, padded to a power of two
-    HEAD_BLOCKS: tl.constexpr,  # programs that share one KV head
+    HEAD_TILES: tl.constexpr,   # programs that share one KV head
     WIDTH: tl.constexpr,        # columns of a K tile: head_dim, half of it for int4, the latent's rank for MLA
     TAIL: tl.constexpr,         # MLA: columns of the rotary key behind the latent; 0 elsewhere
-    BLOCK_T: tl.constexpr,      # tokens a step
+    TILE: tl.constexpr,         # tokens a step
     SPLITS: tl.constexpr,
-    PAGE: tl.constexpr,         # tokens of a page, a multiple of BLOCK_T; 0: the cache is not paged
+    BLOCK: tl.constexpr,        # tokens of a block, a multiple of TILE; 0: the cache is not paged
     INT4: tl.constexpr,         # two numbers to a byte: dims i and i + head_dim/2
     SCALES: tl.constexpr,       # scales a token has: 0, 1, or 2 (int4, one for each half of head_dim)
     ZEROS: tl.constexpr,        # int4: True: value = nibble · scale + zero; False: value = (nibble - 8) · scale
@@ -73,21 +73,21 @@ def split_attention(
 ):  # fmt: skip
     """One share of one sequence: writes the attention output over it, and its log-sum-exp (natural).
 
-    Tiles are loaded without a mask: the capacity is a multiple of BLOCK_T, and what lies beyond the length is finite.
+    Tiles are loaded without a mask: the capacity is a multiple of TILE, and what lies beyond the length is finite.
     """
-    kv_head = tl.program_id(0) // HEAD_BLOCKS
-    head_block = tl.program_id(0) % HEAD_BLOCKS
+    kv_head = tl.program_id(0) // HEAD_TILES
+    head_tile = tl.program_id(0) % HEAD_TILES
     split = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
 
     length = tl.load(lengths_ptr + batch)
-    share = tl.cdiv(tl.cdiv(length, BLOCK_T), SPLITS) * BLOCK_T
+    share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
     first = split * share
     last = tl.minimum(first + share, length)
 
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
-    head = head_block * HEADS + tl.arange(0, HEADS)
+    head = head_tile * HEADS + tl.arange(0, HEADS)
     real_head = head < group
 
     q_head = q_ptr + batch * q_stride_batch + (kv_head * group + head[None, :]) * q_stride_head
@@ -105,14 +105,14 @@ def split_attention(
     out = tl.zeros([WIDTH, HEADS], tl.float32)
     out_high = tl.zeros([WIDTH, HEADS], tl.float32)
 
-    for start in range(first, last, BLOCK_T):
-        # A block lies in one page, so that it has one address and its rows stay 16-byte aligned.
-        if PAGE > 0:
-            row = tl.load(table_ptr + batch * table_stride + start // PAGE).to(tl.int64)
-            inside = tl.multiple_of(start % PAGE, BLOCK_T)
+    for start in range(first, last, TILE):
+        # A tile lies in one block, so that it has one address and its rows stay 16-byte aligned.
+        if BLOCK > 0:
+            row = tl.load(table_ptr + batch * table_stride + start // BLOCK).to(tl.int64)
+            inside = tl.multiple_of(start % BLOCK, TILE)
         else:
             row = batch
-            inside = tl.multiple_of(start, BLOCK_T)
+            inside = tl.multiple_of(start, TILE)
 
         k_tile = k_ptr + row * k_stride_row + kv_head * k_stride_head + inside.to(tl.int64) * k_stride_token
         k = tl.load(k_tile + token[:, None] * k_stride_token + column[None, :])

@@ -26,8 +26,8 @@ VARIANTS = {
     "group of 16": ("wide", "bf16", dict(LLAMA, group=16, v_form="rows", compute="bfloat16")),
     "shared prefix": ("wide", "bf16", dict(LLAMA, group=32, v_form="rows", compute="bfloat16")),
     "head_dim 64": ("wide", "bf16", dict(LLAMA, head_dim=64, v_form="rows", compute="bfloat16")),
-    "paged": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", page=64)),
-    "pages of 16": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", page=16)),
+    "paged": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", block=64)),
+    "blocks of 16": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", block=16)),
     "fp8": ("narrow", "fp8e4nv", dict(LLAMA, v_form="columns", compute="float16")),
     "int8": ("narrow", "i8", dict(LLAMA, v_form="columns", compute="float16", scales=1)),
     "int8 rows": ("narrow", "i8", dict(LLAMA, v_form="rows", compute="float16", scales=1)),
@@ -55,7 +55,7 @@ UNALIGNED = "unaligned"  # int8 with strides that no one promised to be multiple
 def describe(variant: str, capability: int) -> dict:
     """Registers, spills and the global loads of one variant's inner loop for sm_`capability`."""
     kind, stored, settings = VARIANTS["int8" if variant == UNALIGNED else variant]
-    launch = cuda.launch(kind, settings["v_form"], settings["group"], settings.get("page", 0), divmod(capability, 10))
+    launch = cuda.launch(kind, settings["v_form"], settings["group"], settings.get("block", 0), divmod(capability, 10))
     fixed = cuda.constants(kind, launch, **settings)
     kernel = cuda_kernels.split_attention
     names = kernel.arg_names
@@ -117,7 +117,7 @@ def _tile_bytes(fixed: dict, stored: str) -> int:
     """Bytes of cache, scales aside, that one turn of the inner loop reads."""
     element = 2 if stored in ("bf16", "fp16") else 1
     row = (fixed["WIDTH"] + fixed["TAIL"]) if fixed["V_FORM"] == "latent" else 2 * fixed["WIDTH"]
-    return fixed["BLOCK_T"] * row * element
+    return fixed["TILE"] * row * element
 
 
 def _cuobjdump(*arguments: str) -> str:

@@ -32,7 +32,7 @@ def read_tile(numbers, scales, zeros, token, column, HALF: tl.constexpr):
 @triton.jit
 def straightforward(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, k_zero_ptr, v_scale_ptr, v_zero_ptr, out_ptr, length,
-    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK_T: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Decode attention of one KV head's queries over all of its tokens, online softmax."""
     column, head = tl.arange(0, HALF), tl.arange(0, HEADS)
@@ -40,8 +40,8 @@ def straightforward(
     q_low, q_high = tl.load(q_ptr + row), tl.load(q_ptr + HALF + row)
     top, total = tl.full([HEADS], float("-inf"), tl.float32), tl.zeros([HEADS], tl.float32)
     out_low, out_high = tl.zeros([HEADS, HALF], tl.float32), tl.zeros([HEADS, HALF], tl.float32)
-    for start in range(0, length, BLOCK_T):
-        token = start + tl.arange(0, BLOCK_T)
+    for start in range(0, length, TILE):
+        token = start + tl.arange(0, TILE)
         low, high = read_tile(k_ptr, k_scale_ptr, k_zero_ptr, token, column, HALF)
         scores = tl.dot(q_low, tl.trans(low)) + tl.dot(q_high, tl.trans(high))
         scores = tl.where(token[None, :] < length, scores, float("-inf"))
@@ -60,7 +60,7 @@ def instructions_per_number(tokens: int, warps: int) -> float:
     types = dict.fromkeys(straightforward.arg_names, "*fp16") | {
         "q_ptr": "*bf16", "k_ptr": "*u8", "v_ptr": "*u8", "out_ptr": "*fp32", "length": "i32",
     }  # fmt: skip
-    fixed = {"HALF": HEAD_DIM // 2, "HEADS": HEADS, "BLOCK_T": tokens}
+    fixed = {"HALF": HEAD_DIM // 2, "HEADS": HEADS, "TILE": tokens}
     place = {name: (i,) for i, name in enumerate(straightforward.arg_names)}
     source = ASTSource(
         straightforward,

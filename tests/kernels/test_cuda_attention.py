@@ -51,9 +51,9 @@ def test_merge_of_three_stretches():
 
 
 def test_splits_fill_the_chip_and_fit_the_cache():
-    assert cuda.choose_splits(programs=8, blocks=2048, multiprocessors=132) == 128
-    assert cuda.choose_splits(programs=8, blocks=4, multiprocessors=132) == 4
-    assert cuda.choose_splits(programs=4096, blocks=2048, multiprocessors=132) == 1
+    assert cuda.choose_splits(programs=8, tiles=2048, multiprocessors=132) == 128
+    assert cuda.choose_splits(programs=8, tiles=4, multiprocessors=132) == 4
+    assert cuda.choose_splits(programs=4096, tiles=2048, multiprocessors=132) == 1
 
 
 def call(q=(2, 4, 32), k=(2, 2, 64, 32), v=None, length=5, **more):
@@ -77,7 +77,7 @@ def call(q=(2, 4, 32), k=(2, 2, 64, 32), v=None, length=5, **more):
         ({"length": 65}, "capacity of 64"),
         ({"length": torch.tensor([1], dtype=torch.int32)}, "integer tensor"),
         ({"block_table": torch.zeros(2, 3)}, "block_table must be int32"),
-        ({"k": (9, 2, 8, 32), "block_table": torch.zeros(2, 3, dtype=torch.int32)}, "pages must hold"),
+        ({"k": (9, 2, 8, 32), "block_table": torch.zeros(2, 3, dtype=torch.int32)}, "blocks must hold"),
     ],
 )
 def test_what_the_kernel_does_not_take_is_refused(arguments, says):

@@ -36,7 +36,7 @@ def compiled():
 def narrow_loads(description: dict) -> list[str]:
     """Loads other than of 16 bytes in the inner loop, if those of 16 bytes do not add up to the tiles of K and V.
 
-    (Scales, zero points and page numbers are loaded beside them, 2 or 4 bytes each.)
+    (Scales, zero points and block numbers are loaded beside them, 2 or 4 bytes each.)
     """
     wide = [op for op in description["global_loads"] if op.endswith(".128")]
     if len(wide) * 16 * description["threads"] >= description["tile_bytes"]:

@@ -16,10 +16,10 @@ from tools import attention_cases
 MISTAKES = {
     "the last, partial block is forgotten": (
         "tl.minimum(first + share, length)",
-        "tl.minimum(first + share, length // BLOCK_T * BLOCK_T)",
+        "tl.minimum(first + share, length // TILE * TILE)",
         "gqa",
     ),
-    "stale tokens are not masked": ("start + token < length", "start + token < length + BLOCK_T", "gqa"),
+    "stale tokens are not masked": ("start + token < length", "start + token < length + TILE", "gqa"),
     "one token too many": ("start + token < length", "start + token <= length", "gqa"),
     "another sequence's length": ("tl.load(lengths_ptr + batch)", "tl.load(lengths_ptr)", "gqa"),
     "query heads are dealt out in turns": (
@@ -27,9 +27,9 @@ MISTAKES = {
         "head[None, :] * KV_HEADS + kv_head",
         "gqa",
     ),
-    "only the first block of query heads": (
-        "head_block * HEADS +",
-        "0 * head_block +",
+    "only the first tile of query heads": (
+        "head_tile * HEADS +",
+        "0 * head_tile +",
         "mqa with more heads than a program holds",
     ),
     "the output is not faded": ("out *= fade[None, :]", "out *= 1.0", "gqa in one split"),
@@ -41,8 +41,8 @@ MISTAKES = {
     ),
     "an empty part counts": ('* LN_2, float("-inf"))', "* LN_2, 0.0)", "gqa"),
     "the log-sum-exp stays in base 2": ("tl.log2(divisor)) * LN_2", "tl.log2(divisor))", "gqa"),
-    "the next page": ("start // PAGE)", "start // PAGE + 1)", "paged, 16 tokens a page"),
-    "the page's first tokens": ("tl.multiple_of(start % PAGE, BLOCK_T)", "0 * start", "paged, 128 tokens a page"),
+    "the next block": ("start // BLOCK)", "start // BLOCK + 1)", "paged, 16 tokens a block"),
+    "the block's first tokens": ("tl.multiple_of(start % BLOCK, TILE)", "0 * start", "paged, 128 tokens a block"),
     "nibbles are swapped": ("widen_low(k, COMPUTE)", "widen_high(k, COMPUTE)", "int4, groups"),
     "both groups take the first scale": (
         "k_scale_ptr + scale_line + scale_stride_half",
