@@ -464,7 +464,7 @@ labels |= dict(title=f"Prefill, {g.name}, {card.name}", xlog=True, ylog=True)
 _ = plots.prediction(None, prompts, predicted, measured, spread, **labels)
 for n, rate in zip(prompts, measured, strict=True):
     key, rest = f"01.prefill_tokens_per_second_{n}", "perhaps attention, small kernels"
-    estimates.measured(key, rate, residual=rest)
+    estimates.measured(key, rate, residual=rest, verdict=timed[n].verdict)
 
 # %% [markdown]
 # Read the predicted line from the left. One token at a time is slow, because each token pays for a whole pass over
@@ -520,7 +520,8 @@ labels |= dict(title=f"Decode at 128 tokens of context, {g.name}", xlog=True)
 _ = plots.prediction(None, batches, floor, rates, widths, **labels)
 rest = "perhaps norms, launches, Python"
 estimates.predict("01.decode_ms_batch_1", 1e3 * floors[1], "ms")
-estimates.measured("01.decode_ms_batch_1", steps[1].ms, residual=rest)
+one = steps[1]
+estimates.measured("01.decode_ms_batch_1", one.ms, residual=rest, verdict=one.verdict)
 
 # %% [markdown]
 # Left of the bend, a larger batch is nearly free: twice the tokens for the same pass over the weights. How much

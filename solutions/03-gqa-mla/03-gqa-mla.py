@@ -821,7 +821,8 @@ for label in engines:
     key = f"03.tpot_ms_{label.replace(' ×', '')}_at_{longest}"
     residual = f"weights, launches {fixed:+.1f}, arithmetic {1e3 * beyond:+.1f}"
     residual += f", kernel {context - 1e3 * beyond:+.1f} ms"
-    estimates.measured(key, measured[label][-1], residual=residual)
+    last = timed[label][longest]
+    estimates.measured(key, last.ms, residual=residual, verdict=last.verdict)
 estimates.report("03")
 
 # %% [markdown]
