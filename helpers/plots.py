@@ -258,6 +258,44 @@ def bars(
     return ax
 
 
+def calibration(estimates, ax: Axes | None = None, band: float = 1.5) -> Axes:
+    """Predicted against measured, a point each of `helpers.estimates.calibration()`, both axes logarithmic.
+
+    The line is "right", the shade a factor of `band` either way; what was measured on a busy machine is hollow. Units
+    of measurement are left aside: only how far a point lies from the line means anything.
+    """
+    ax = _axes(ax, "predicted (in its own unit)", "measured (in the same)", "")
+    points = [e for e in estimates if e.predicted and e.measured and e.predicted > 0 and e.measured > 0]
+    if not points:
+        ax.set_title("Nothing to compare yet: predictions made before their measurement appear here")
+        return ax
+    units = sorted({e.key.split(".")[0] for e in points})
+    for i, unit in enumerate(units):
+        for quiet in (True, False):
+            chosen = [e for e in points if e.key.startswith(unit) and (e.verdict == "ok") is quiet]
+            colour = _pick(COLOURS, i)
+            ax.plot(
+                [e.predicted for e in chosen],
+                [e.measured for e in chosen],
+                linestyle="none",
+                marker=_pick(_MARKERS, i),
+                color=colour,
+                markerfacecolor=colour if quiet else "none",
+                label=f"unit {unit}" if quiet else None,
+            )
+    ends = np.array(
+        [min(min(e.predicted, e.measured) for e in points), max(max(e.predicted, e.measured) for e in points)]
+    )
+    ends = ends * [0.7, 1.4]
+    ax.plot(ends, ends, color=GREY, linewidth=1)
+    ax.fill_between(ends, ends / band, ends * band, color=GREY, alpha=0.15, linewidth=0)
+    ax.set(xscale="log", yscale="log")
+    within = sum(1 / band <= e.ratio <= band for e in points)
+    ax.set_title(f"{within} of {len(points)} predictions within a factor of {band:g}")
+    _legend(ax)
+    return ax
+
+
 def heat(
     ax: Axes | None,
     values,

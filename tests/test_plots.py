@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from helpers import plots
+from helpers.estimates import Estimate
 
 CARD = SimpleNamespace(
     name="a card", read_bytes_per_second=50e9, matmul_flops_per_second={"float32": 200e9, "bfloat16": 400e9}
@@ -126,3 +127,18 @@ def test_colours_differ_in_grey():
 
     first = [lightness(colour) for colour in plots.COLOURS[:3]]
     assert min(abs(a - b) for i, a in enumerate(first) for b in first[:i]) > 0.09
+
+
+def test_calibration_marks_what_lies_outside_and_what_was_busy():
+    ax = plots.calibration(
+        [
+            Estimate("02.a", "ms", 10.0, 11.0),
+            Estimate("02.b", "ms", 10.0, 30.0, verdict="busy"),
+            Estimate("06.c", "%", None, 3.0),
+            Estimate("07.d", "ms", 5.0, 5.0),
+        ]
+    )
+    assert "2 of 3 predictions" in ax.get_title(loc="left")
+    hollow = [line for line in ax.get_lines() if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
+    assert len(hollow) == 1 and list(hollow[0].get_ydata()) == [30.0]
+    assert "Nothing to compare yet" in plots.calibration([]).get_title(loc="left")

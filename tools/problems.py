@@ -14,7 +14,7 @@ NOTEBOOK_NAMES = set(dir(builtins)) | {"__name__", "display", "get_ipython"}
 
 def source_problems(number: str, notebook: dict) -> list[str]:
     """What is wrong with a solution notebook of unit `number`; an empty list when it can be released."""
-    by_kind = {name: [] for name in ("answer", "test", "setup", "parameters", "measure", "text")}
+    by_kind = {name: [] for name in ("answer", "test", "setup", "parameters", "measure", "report", "text")}
     for cell in notebook["cells"]:
         by_kind[kind(cell)].append(cell)
     problems = _pairing(number, notebook)
@@ -26,6 +26,9 @@ def source_problems(number: str, notebook: dict) -> list[str]:
         problems += [
             f"test {exercise_id(cell)}: {problem}" for problem in _test_problems(exercise_id(cell), text(cell))
         ]
+    for cell in by_kind["report"]:
+        if not regions(text(cell), BEGIN_SOLUTION, END_SOLUTION):
+            problems.append(f"report {exercise_id(cell)}: no `{BEGIN_SOLUTION}` … `{END_SOLUTION}`: a model answer")
     for cell in by_kind["measure"] + by_kind["setup"] + by_kind["parameters"]:
         for marker in (BEGIN_SOLUTION, BEGIN_HIDDEN):
             if marker in text(cell):

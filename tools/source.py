@@ -7,17 +7,18 @@ import jupytext
 
 from tools.units import CourseError, Unit
 
-SHORTHAND = {"answer", "test", "points"}
+SHORTHAND = {"answer", "test", "points", "report"}
 ALLOWED = SHORTHAND | {"tags", "jupyter", "slideshow", "scrolled"}
 EXERCISE = re.compile(r"\d\d\.\d+[a-z]?\Z")
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def kind(cell: dict) -> str:
-    """What a cell is for: "answer", "test", "setup", "parameters", "measure" (any other code) or "text"."""
-    if cell["cell_type"] != "code":
-        return "text"
+    """What a cell is for: "answer", "test", "setup", "parameters", "measure" (any other code), "report" (text that a
+    person marks) or "text"."""
     grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
+    if cell["cell_type"] != "code":
+        return "report" if grade_id.startswith("report-") else "text"
     if grade_id.startswith(("answer-", "test-")):
         return grade_id.split("-")[0]
     tags = cell["metadata"].get("tags", [])
@@ -32,7 +33,8 @@ def exercise_id(cell: dict) -> str:
 def solution_notebook(unit: Unit) -> dict:
     """The notebook (nbformat 4.5, as plain JSON) that `unit.source` describes.
 
-    Raises `CourseError` for metadata that is not the shorthand `answer=`, `test=` with `points=`, or `tags=`.
+    Raises `CourseError` for metadata that is not the shorthand `answer=`, `test=` or `report=` with `points=`, or
+    `tags=`.
     """
     parsed = jupytext.reads(unit.source.read_text(encoding="utf-8"), fmt="py:percent")
     cells, setups = [], 0
@@ -83,6 +85,11 @@ def _grading(metadata: dict, where: str, cell_type: str) -> dict | None:
     given = SHORTHAND & set(metadata)
     if not given:
         return None
+    if "report" in given:
+        if cell_type != "markdown" or given != {"report", "points"}:
+            raise CourseError(f'{where}: a page that a person marks is a markdown cell, report="08.9" points=5')
+        identity = "report-" + _dashed(metadata["report"], where)
+        return _nbgrader(identity, grade=True, solution=True) | {"points": _points(metadata, where)}
     if cell_type != "code":
         raise CourseError(f"{where}: only code cells are graded, this one is {cell_type}")
     if given == {"answer"}:
@@ -91,10 +98,15 @@ def _grading(metadata: dict, where: str, cell_type: str) -> dict | None:
         raise CourseError(f'{where}: test cell without points; write test="{metadata["test"]}" points=1')
     if given != {"test", "points"}:
         raise CourseError(f'{where}: a cell is either answer="02.1" or test="02.1" points=2, not {sorted(given)}')
+    identity = "test-" + _dashed(metadata["test"], where)
+    return _nbgrader(identity, grade=True, locked=True) | {"points": _points(metadata, where)}
+
+
+def _points(metadata: dict, where: str) -> int:
     points = metadata["points"]
     if isinstance(points, bool) or not isinstance(points, int) or points < 1:
         raise CourseError(f"{where}: points must be a whole number of at least 1, not {json.dumps(points)}")
-    return _nbgrader("test-" + _dashed(metadata["test"], where), grade=True, locked=True) | {"points": points}
+    return points
 
 
 def _dashed(exercise: object, where: str) -> str:

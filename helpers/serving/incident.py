@@ -72,6 +72,11 @@ class Model:
         """Bytes that one more token of history adds to a step while no window is full, all layers."""
         return counts.kv_bytes(self.geometry, 1, dtype=torch.int8) * bytes_per_number(self.cache)
 
+    @functools.cached_property
+    def held_bytes(self) -> float:
+        """Bytes of weights in memory: every expert, and the input embedding, of which a step reads one row."""
+        return counts.resident_bytes(self.geometry, torch.int8) * bytes_per_number(self.weights)
+
     def weight_bytes(self, batch: float = 1) -> float:
         """Bytes of weights a step streams. Of a mixture of experts, those that a batch of tokens touches on average if
         each picks its experts independently: experts · (1 − (1 − per_token / experts)^batch)."""

@@ -43,6 +43,33 @@ class Trace:
     cause: str
     source: str
 
+    def table(self) -> dict:
+        """What a learner's diagnosis is given: one list a column, a number a row, and the bandwidth.
+
+        context, batch, answer_tokens   tokens, sequences, tokens
+        tpot_ms                         time of a whole answer, TTFT included, divided by its tokens
+        ttft_ms, hit_rate               of its prompt, 0 to 1; a benchmark that times decoding alone has 0 in both
+        weight_gb, cache_gb             what a step has to read, 1e9 bytes; layers with a window read their window
+        cache_gb_all                    the same if every layer reads every token
+        bandwidth_gb_per_s              of all GPUs, by the data sheet: one number
+        """
+        rows = self.points
+        read = {
+            "weight_gb": [self.model.weight_bytes(row.batch) / 1e9 for row in rows],
+            "cache_gb": [row.batch * self.model.kv_bytes(row.context) / 1e9 for row in rows],
+            "cache_gb_all": [row.batch * self.model.kv_bytes(row.context, windowed=False) / 1e9 for row in rows],
+        }
+        return {
+            "context": [row.context for row in rows],
+            "batch": [row.batch for row in rows],
+            "tpot_ms": [1e3 * row.tpot_seconds for row in rows],
+            "ttft_ms": [1e3 * (row.ttft_seconds or 0) for row in rows],
+            "answer_tokens": [row.output_tokens or 1 for row in rows],
+            "hit_rate": [row.hit_rate or 0 for row in rows],
+            **read,
+            "bandwidth_gb_per_s": self.bandwidth / 1e9,
+        }
+
 
 @dataclass(frozen=True)
 class _Server:
