@@ -358,7 +358,7 @@ def _kv_slips(g: Geometry, expect: float) -> dict[str, float]:
     narrow = g.hidden / g.q_heads / g.head_dim
     experts = g.moe.experts if g.moe else 1
     slips = {
-        "You forgot V: a token leaves a key and a value.": expect / 2,
+        "You forgot V (a token leaves a key and a value), or counted elements of 2 bytes as one byte.": expect / 2,
         "You counted query heads; only the KV heads are kept.": expect * g.group_size,
         "You took head_dim to be hidden / query heads; in this model it is a number of its own.": expect * narrow,
         "You multiplied by the experts. They replace the MLP; attention and its cache are there once.": expect
@@ -367,7 +367,7 @@ def _kv_slips(g: Geometry, expect: float) -> dict[str, float]:
         "You used the hidden size; what is kept is KV heads × head_dim wide.": expect
         * g.hidden
         / (g.kv_heads * g.head_dim),
-        "You counted elements: multiply by the bytes of one.": expect / 2 / 2 if g.group_size == 2 else expect / 4,
+        "You forgot V and counted elements: each has 2 bytes.": expect / 4,
         "That is bits: a byte has 8.": expect * 8,
     }
     unlike = {}

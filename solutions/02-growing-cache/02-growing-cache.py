@@ -66,6 +66,14 @@ kv_bytes_of = {  # bytes for one token, all layers, bfloat16
     "SmolLM2-135M": None,
 }
 ### BEGIN SOLUTION
+# HINT: What does the cache of one layer keep of one token? One key and one value for
+#       each KV head, each head_dim long.
+# HINT: Count elements first: 2 (a key and a value) · KV heads · head_dim, in each
+#       layer. Then layers, then the bytes of an element.
+# HINT: Look at two rows again: is Qwen3-4B's head_dim what hidden ÷ query heads gives?
+#       And what do Mixtral's experts replace?
+# WHY: K and V exist once per KV head and layer. Query heads, the hidden size and the
+#       experts of an MLP leave nothing in the cache.
 kv_bytes_of = {  # K and V · layers · KV heads · head_dim · bytes per element
     "Llama-2-7b-hf": 2 * 32 * 32 * 128 * 2,
     "Llama-3.1-8B": 2 * 32 * 8 * 128 * 2,
@@ -105,6 +113,12 @@ tokens_where_equal = {  # tokens of context
     "Llama-3.1-8B": None,
 }
 ### BEGIN SOLUTION
+# HINT: Write both sides in bytes: the weights of a step on one side, tokens · bytes per
+#       token on the other.
+# HINT: A parameter in bfloat16 is 2 bytes, and the input embedding is not read. The
+#       bytes per token are your answers of 02.1.
+# WHY: Both sides are divided by the same bandwidth, so equal bytes are equal times, on
+#       any machine.
 tokens_where_equal = {
     "Llama-2-7b-hf": (6.738e9 - 0.131e9) * 2 / 524_288,
     "Llama-3.1-8B": (8.030e9 - 0.525e9) * 2 / 131_072,
@@ -132,6 +146,12 @@ assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.0105, (
 # %% answer="02.3"
 largest_batch = None  # sequences, a whole number
 ### BEGIN SOLUTION
+# HINT: What is left of the 24 GB once the whole model is in memory?
+# HINT: How many bytes does one sequence of 4,096 tokens take? You have its bytes per
+#       token from 02.1.
+# HINT: A sequence that fits only in part does not fit.
+# WHY: Memory has to hold the whole model; a step reads all of it but the input
+#       embedding. The two counts differ.
 largest_batch = int((24e9 - 8.030e9 * 2) / (4_096 * 131_072))
 ### END SOLUTION
 
@@ -145,9 +165,9 @@ assert abs(float(largest_batch) - 14) < 1e-6, "not the number of sequences that 
 
 # %% [markdown]
 # A real engine fits fewer. For Qwen3-4B on an L4, (24 − 8.04) GB is room for 108,200 tokens; vLLM reports a
-# pool of 83,488. More than half of the 3.6 GB between the two is a setting: by default vLLM takes 92 % of a GPU's
-# memory (90 % in older versions), here 22.1 of 24 GB. Out of the rest come activations and CUDA itself. Your number
-# is an upper bound.
+# pool of 83,488. If its settings were left alone, one of them is more than half of the 3.6 GB between the two: by
+# default vLLM takes 92 % of a GPU's memory (90 % in older versions), here 22.1 of 24 GB. Activations and CUDA itself
+# need room as well. Your number is an upper bound.
 #
 # ## Build
 #
@@ -163,6 +183,11 @@ def kv_bytes_per_token(geometry, bytes_per_element=2):
     Example: 1 layer, 1 KV head, head_dim 64, 2 bytes an element: 256 bytes.
     """
     ### BEGIN SOLUTION
+    # HINT: Take one row of 02.1 and put a field of `geometry` in place of each number.
+    # HINT: Use `geometry.head_dim` as it is, and keep the result a fraction where
+    #       `bytes_per_element` is one: no int(), no //.
+    # WHY: The count has the same five factors for every model, and only the last one
+    #       depends on the type.
     vectors = 2 * geometry.layers * geometry.kv_heads  # 2: a key and a value
     return vectors * geometry.head_dim * bytes_per_element
     ### END SOLUTION
@@ -198,6 +223,13 @@ def tpot_seconds(
     Example: 8e9 bytes of weights, 1e5 bytes a token, 20,000 tokens, batch 1, 1e12 B/s: 0.010 s.
     """
     ### BEGIN SOLUTION
+    # HINT: What does a step read once for the whole batch, and what once for each
+    #       sequence?
+    # HINT: Add up the bytes: weights, and batch · context · bytes per token. Which
+    #       operation turns bytes and bytes per second into seconds?
+    # HINT: The overhead is paid once a step and needs no bandwidth.
+    # WHY: Weights are shared by the batch, caches are not: that is why batching pays,
+    #       and why long contexts make it pay less.
     cache_bytes = batch * context * kv_bytes_per_token
     return (weight_bytes + cache_bytes) / bandwidth + overhead
     ### END SOLUTION
@@ -222,8 +254,8 @@ for context, tokens_per_second in l4.items():
 
 # %% [markdown]
 # Your function was just held against 10 published measurements (a few of them you have met in units 00 and 01).
-# The 6 of gpt-fast come with a read rate that its authors computed from the same speed, so they test your
-# bytes. The 4 of vLLM use one bandwidth for all contexts, so they test your line.
+# The 6 of gpt-fast come with a read rate that its authors computed from the same speed, so they test only your
+# bytes. The 4 of vLLM share one bandwidth, chosen to fit them, so they test whether your line has the right shape.
 #
 # Can we go the other way, from times to bytes per second? TPOT is a straight line in the context: its slope is
 # what one more token costs, its intercept everything else. **Exercise 02.6.** Fit that line by least squares:
@@ -237,6 +269,11 @@ def fit_line(contexts, seconds):
     Example: contexts [0, 100, 200], seconds [0.01, 0.02, 0.03] → (0.0001, 0.01).
     """
     ### BEGIN SOLUTION
+    # HINT: Turn both lists into numpy arrays, then subtract each one's mean: dx and dy.
+    # HINT: The slope is Σ dx·dy ÷ Σ dx². For the intercept, put (x̄, ȳ) into y =
+    #       intercept + slope · x.
+    # WHY: Least squares uses all points, so that one noisy measurement does not turn
+    #       the line as it would with two points.
     x, y = np.asarray(contexts, dtype=float), np.asarray(seconds, dtype=float)
     dx, dy = x - x.mean(), y - y.mean()
     slope = (dx * dy).sum() / (dx**2).sum()
@@ -271,6 +308,12 @@ def bandwidth_and_overhead(slope, intercept, weight_bytes, kv_bytes_per_token, b
     → (1e12, 0.002).
     """
     ### BEGIN SOLUTION
+    # HINT: One more token in every sequence adds `slope` seconds. How many bytes more
+    #       does the step then read?
+    # HINT: Bandwidth is those bytes ÷ those seconds. With it, how long do the weights
+    #       take, and what does that leave of the intercept?
+    # WHY: The slope holds nothing but cache reads. The intercept mixes weights and
+    #       everything else, so it is read second.
     bandwidth = batch * kv_bytes_per_token / slope
     return bandwidth, intercept - weight_bytes / bandwidth
     ### END SOLUTION
@@ -544,7 +587,7 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 #
 # **Weights that grow with the batch.** In Mixtral, the fifth row of the first table, a token runs 2 of the 8 experts
 # of each layer. Alone it reads 2. Two sequences rarely pick the same ones: if they chose at random, they would touch 3.5 on
-# average, four would touch 5.5. So a mixture of experts shares its weights badly between the first few
+# average, and four sequences 5.5. So a mixture of experts shares its weights badly between the first few
 # sequences. On the Spark, a second sequence raises the total speed of a dense 7B by 86 %, and that of three
 # mixtures of experts by 5 to 17 % (llama.cpp, 512 tokens of context). In `tpot_seconds`, `weight_bytes` are the
 # *active* weights at batch 1 only.
@@ -566,6 +609,13 @@ incident = {
     "batch for 3 times, GQA-8": None,
 }
 ### BEGIN SOLUTION
+# HINT: No bandwidth is needed: a ratio of two times is a ratio of two byte counts. What
+#       does a step read at 1,000 tokens, and at 30,000?
+# HINT: Call the batch B and write down 'three times as many bytes': weights +
+#       30,000·B·kv = 3 · (weights + 1,000·B·kv).
+# HINT: Bring the terms with B to one side. How many tokens' worth of cache stand there?
+# WHY: At batch 1 the weights dominate and hardly anything grows. Only many caches
+#       beside one set of weights can make a step 3 times as long.
 weights, mha, gqa = 139.0e9, 2_621_440, 327_680
 incident = {
     "factor at batch 1, MHA": (weights + 30_000 * mha) / (weights + 1_000 * mha),
@@ -620,6 +670,12 @@ machine = {
     "H100s to hold it": None,  # a whole number
 }
 ### BEGIN SOLUTION
+# HINT: Round your batch down to whole sessions. How many bytes do the weights and that
+#       many caches of 30,000 tokens make?
+# HINT: Rate: bytes of one step ÷ 0.120 s, in units of 1e12. Room: whole model plus
+#       caches, in units of 80e9, and no GPU comes in parts.
+# WHY: Bytes divided by the reported time give a rate, and a rate that no single GPU has
+#       says that several must be at work.
 caches = 31 * 30_000 * 327_680
 machine = {
     "read rate": (139.0e9 + caches) / 0.120 / 1e12,
@@ -642,10 +698,10 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 #
 # **On several GPUs** (*tensor parallelism*), each GPU keeps a share of the heads and of every matrix, so each
 # reads a share of the bytes. After attention and again after the MLP, the GPUs must add up their partial
-# results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a sum is a few kB per sequence; it takes
-# the time of a message, whatever the bytes, and more GPUs do not make it shorter. gpt-fast on A100s shows the
-# price: Llama-2-7B goes from 104.9 to 328.4 tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one
-# alone reads 1,397.
+# results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a sum is small, 16 kB per sequence for a
+# hidden size of 8,192; at small batches it takes the time of a message, whatever the bytes, and more GPUs do not
+# make it shorter. That is part of the price that gpt-fast shows on A100s: Llama-2-7B goes from 104.9 to 328.4
+# tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one alone reads 1,397.
 #
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
 

@@ -59,6 +59,8 @@ def machine(rate=3.698, count=6):
 WRONG = {
     "02.1": [
         ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "forgot V"),
+        ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "counted elements"),
+        ("kv_bytes_of = {name: value / 4 for name, value in kv_bytes_of.items()}", "forgot V and counted elements"),
         (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-8B"] = 2 * 32 * 32 * 128 * 2', "query heads"),
         (RIGHT_SIX + 'kv_bytes_of["Qwen3-4B"] = 2 * 36 * 8 * 80 * 2', "head_dim"),
         (RIGHT_SIX + 'kv_bytes_of["Mixtral-8x7B-v0.1"] = 8 * 131_072', "experts"),
