@@ -30,13 +30,17 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt [token ids] with the answer [token ids] to it; `kind` is "turn", "tool", "edit" or "compaction"."""
+    """One prompt [token ids] with the answer [token ids] to it; `kind` is "turn", "tool", "edit" or "compaction".
+
+    `system` says how many tokens of the prompt are the system prompt in front.
+    """
 
     time_seconds: float
     session: int
     kind: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    system: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def _session(dice, session, system, turns, compact_at, summariser, same_prefix) 
     def ask(kind: str, prompt: list[int], low: int = 50, high: int = 300) -> list[int]:
         nonlocal time
         answer = _words(dice, low, high)
-        requests.append(Request(time, session, kind, tuple(prompt), tuple(answer)))
+        requests.append(Request(time, session, kind, tuple(prompt), tuple(answer), len(system)))
         time += dice.uniform(2, 5) if kind == "tool" else dice.expovariate(1 / 45)
         return answer
 
