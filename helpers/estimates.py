@@ -104,11 +104,11 @@ def helped(exercise: str, what: str, step: int) -> None:
     _append({"kind": "help", "key": exercise, "what": what, "step": step})
 
 
-def help_taken(unit: str = "") -> dict[str, dict]:
-    """{exercise: {"hints": how many steps were read, "solution": whether it was}} under `unit` ("04"; empty: all)."""
+def help_taken(number: str = "") -> dict[str, dict]:
+    """{exercise: {"hints": how many steps were read, "solution": whether it was}} of unit `number` ("04"; empty: all)."""
     found: dict[str, dict] = {}
     for entry in _read():
-        if entry["kind"] == "help" and entry["key"].startswith(unit):
+        if entry["kind"] == "help" and entry["key"].startswith(number):
             row = found.setdefault(entry["key"], {"hints": 0, "solution": False})
             row["solution"] |= entry["what"] == "solution"
             if entry["what"] == "hint":
@@ -116,12 +116,12 @@ def help_taken(unit: str = "") -> dict[str, dict]:
     return found
 
 
-def ledger(unit: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
-    """Log this unit's row of the lever ledger and return the ledger so far; each effect is a few words."""
+def ledger(number: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
+    """Log the row of unit `number` ("02") in the lever ledger and return the ledger so far; each effect is a few words."""
     _append(
         {
             "kind": "ledger",
-            "key": f"{unit}.ledger",
+            "key": f"{number}.ledger",
             "lever": lever,
             "tpot": tpot,
             "ttft": ttft,
@@ -145,11 +145,11 @@ def ledger_table() -> Table:
     return Table(["unit", "lever", "TPOT", "TTFT", "memory", "quality"], rows)
 
 
-def estimates(unit: str = "") -> list[Estimate]:
-    """Every quantity logged under `unit` ("02"; empty: all), newest value of each, in order of entry."""
+def estimates(number: str = "") -> list[Estimate]:
+    """Every quantity logged in unit `number` ("02"; empty: all), newest value of each, in order of entry."""
     found: dict[str, dict] = {}
     for entry in _read():
-        if entry["kind"] not in {"predict", "measured"} or not entry["key"].startswith(unit):
+        if entry["kind"] not in {"predict", "measured"} or not entry["key"].startswith(number):
             continue
         row = found.setdefault(entry["key"], {})
         if entry["kind"] == "predict":
@@ -182,10 +182,10 @@ def calibration() -> list[Estimate]:
     ]
 
 
-def report(unit: str) -> Table:
-    """The table of `unit` ("02"): predicted, measured, how far apart, and the name of the residual."""
+def report(number: str) -> Table:
+    """The table of unit `number` ("02"): predicted, measured, how far apart, and the name of the residual."""
     rows, hindsight = [], False
-    for row in estimates(unit):
+    for row in estimates(number):
         gap = "" if math.isnan(row.ratio) else f"{100 * (row.ratio - 1):+.0f} %"
         mark = "*" if row.hindsight else ""
         hindsight |= row.hindsight
