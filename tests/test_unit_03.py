@@ -180,7 +180,7 @@ def test_published_figures():
         "rasbt", layers=12, hidden=768, q_heads=24, kv_heads=24, head_dim=32, intermediate=3_072, vocab=50_257
     )
     caches = [kv_bytes(gpt.replace(kv_heads=heads), 32_768) / 2**30 for heads in (24, 4)]
-    says("are 1.13 GiB and 0.19 GiB with MHA and GQA: 6 times fewer bytes, and every step got *slower*")
+    says("are 1.13 GiB and 0.19 GiB with MHA and GQA: 6 times fewer bytes, and decoding got *slower*")
     assert f"{caches[0]:.3f}, {caches[1]:.3f}" == "1.125, 0.188" and caches[0] / caches[1] == 6
 
 

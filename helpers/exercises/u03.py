@@ -264,8 +264,8 @@ def check_repeat_traffic(repeat_traffic):
     )
     return (
         f"{expect:.0f}: the cache is read once, the copies are written, {group}, and read, {group}. Your grouped form "
-        f"moves 1. MHA, had it been stored in full, would move {group}, so repeat-KV moves {expect / group:.1f} times "
-        "the bytes that it was meant to save."
+        f"moves 1. MHA, stored in full, would move {group}, so repeat-KV moves {expect / group:.1f} times the bytes of "
+        "the MHA that GQA was to replace."
     )
 
 
@@ -523,7 +523,7 @@ def check_tokens_that_fit(tokens_that_fit):
         tokens = {message: [pool / s for s in (x if isinstance(x, list) else [x])] for message, x in slips.items()}
         tokens[gib] = [35.42e9 / per_token]
         tokens["That is bytes a token; tokens are asked for: pool ÷ bytes a token."] = [per_token]
-        number(value, pool / per_token, rel=2e-3, unit="tokens", slips=tokens, name=name)
+        number(value, pool / per_token, rel=5e-3, unit="tokens", slips=tokens, name=name)
     return (
         f"{pool / padded:,.0f} tokens padded, and vLLM's log said 5,373 blocks of 16, that is {5_373 * 16:,}. With "
         f"latents the same pool holds {padded / latent:.1f} times as many."

@@ -77,6 +77,14 @@ kv_bytes_of = {  # bytes for one token, all layers, bfloat16
     "DeepSeek-V3": None,
 }
 ### BEGIN SOLUTION
+# HINT: For the first four models, count as in 02.1: a key and a value for each KV head,
+#       in every layer. Do query heads leave anything in the cache?
+# HINT: With MLA a layer keeps one row for a token, for all heads together. Which two
+#       things lie in it? Is either of them there twice?
+# HINT: head_dim stands in the table: do not divide hidden by the query heads. Last come
+#       the layers and 2 bytes.
+# WHY: GQA and MQA shrink the number of vectors that are kept; MLA replaces all of them
+#       by one row, which serves as key and as value.
 kv_bytes_of = {
     # K and V · layers · KV heads · head_dim · bytes
     "Llama-2-7b-hf": 2 * 32 * 32 * 128 * 2,
@@ -124,6 +132,14 @@ times_smaller = {  # cache without ÷ cache with
     "V3: MLA over MQA": None,
 }
 ### BEGIN SOLUTION
+# HINT: Each factor is a ratio of elements per layer and token. Layers and bytes per
+#       element cancel.
+# HINT: Elements of GQA: 2 · KV heads · head_dim. Of V3's own heads: 128 · (element of a
+#       key + elements of a value), and a key has its rotary part as well.
+# HINT: The row of 512 + 64 stands below the fraction line in three of the four. Should
+#       all four come out above 1?
+# WHY: A factor means nothing without its baseline: the same row is 71 times smaller
+#       than one cache and more than twice as large as another.
 times_smaller = {
     "Maverick: GQA over MHA": 40 / 8,
     "V3: MLA over its own 128 heads": 128 * (192 + 128) / 576,
@@ -175,6 +191,11 @@ saved_percent = {  # per cent of DeepSeek-67B's bytes per token
     "V2 at 6 bits": None,
 }
 ### BEGIN SOLUTION
+# HINT: Count the bytes a token of both models: 2 · layers · KV heads · head_dim · 2 for
+#       the older one, layers · row · bytes for V2.
+# HINT: Saved per cent is 100 · (1 − after ÷ before). Six bits are 6 ÷ 8 of a byte.
+# WHY: The architecture alone saves 82.2 %. The advertised figure compares 6 bits with
+#       16, so it counts quantization as well.
 before = 2 * 95 * 8 * 128 * 2
 saved_percent = {
     "both bfloat16": 100 * (1 - 60 * 576 * 2 / before),
@@ -210,6 +231,14 @@ def grouped_attention(q, k, v):
     Example: 8 query heads and 2 KV heads: heads 0 … 3 read KV head 0, heads 4 … 7 read KV head 1.
     """
     ### BEGIN SOLUTION
+    # HINT: The query heads of a group ask the same keys. How can several queries share
+    #       one matrix product with these keys?
+    # HINT: View q as [batch, kv_heads, group, head_dim], so that the heads of a group
+    #       become the rows of one small matrix, and multiply by the transposed keys.
+    # HINT: Scale, softmax over the last axis, multiply by the values, and view the
+    #       result as q was.
+    # WHY: With the group as rows, a product reads each key and each value once for all
+    #       of its query heads, and nothing is copied.
     batch, kv_heads, _, head_dim = k.shape
     rows = q.view(batch, kv_heads, -1, head_dim)  # the query heads of a group
     scores = rows @ k.transpose(2, 3) * head_dim**-0.5
@@ -293,6 +322,12 @@ print(f"largest difference of the logits: {(logits[0] - logits[1]).abs().max():.
 # %% answer="03.5"
 repeat_traffic = None  # times the bytes of the cache
 ### BEGIN SOLUTION
+# HINT: There are three movements of keys and values: into the repeat, out of it, and
+#       into attention. How large is each, in caches?
+# HINT: The repeated keys and values are 8 times as large as the cache. They are written
+#       once, and then?
+# WHY: Copies cost twice, when they are made and when they are used. What a dashboard
+#       shows as memory does not count either.
 repeat_traffic = 1 + 8 + 8  # read the cache, write the copies, read the copies
 ### END SOLUTION
 
@@ -323,6 +358,14 @@ scores = [None, None]  # of c1 and c2
 a = [None, None, None]
 multiplications = {"each key first": None, "a first": None}  # for 1,000 tokens
 ### BEGIN SOLUTION
+# HINT: Element 1 of a key is row 1 of W_K times c, element 2 is row 2. The score is 3
+#       times the first plus 1 times the second.
+# HINT: With c = (x, y, z): write 3 · (1x + 0y + 2z) + 1 · (0x + 1y − 1z) and sort by x,
+#       y and z.
+# HINT: Count multiplications: making a key takes 2 · 3, its product with q takes 2, and
+#       a takes 2 · 3 once and then 3 for each token.
+# WHY: A sum of products may be grouped either way. Grouping by c does the work of W_K
+#       once, on the query, and not once for each token.
 scores = [3 * 1 + 1 * 2, 3 * 2 + 1 * 0]  # the keys are (1, 2) and (2, 0)
 a = [3 * 1 + 1 * 0, 3 * 0 + 1 * 1, 3 * 2 + 1 * -1]
 multiplications = {"each key first": 1_000 * (2 * 3 + 2), "a first": 2 * 3 + 1_000 * 3}
@@ -350,6 +393,12 @@ def absorb_query(q_nope, w_uk):
     as w_uk[head] @ latent → [batch, heads, kv_lora_rank].
     """
     ### BEGIN SOLUTION
+    # HINT: In 03.6a a was W_K transposed times q. Here each head has its own W_K and
+    #       each sequence its own q.
+    # HINT: Which index is summed over, and which three stay? torch.einsum takes them as
+    #       letters: b, h, d and r.
+    # WHY: Only the short axis of a head (d) is summed away; the head keeps its own
+    #       query, now as wide as the latent (r).
     return torch.einsum("bhd,hdr->bhr", q_nope, w_uk)
     ### END SOLUTION
 
@@ -387,6 +436,14 @@ def mla_decode(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
     w_uk [heads, nope, rank], w_uv [heads, v_head_dim, rank] → [batch, heads, v_head_dim].
     """
     ### BEGIN SOLUTION
+    # HINT: Content: your absorbed queries times the transposed latents. Position:
+    #       q_rope times the transposed rope_keys. Both are [batch, heads, context].
+    # HINT: Add the two, scale by the width of a query before absorption, and take one
+    #       softmax over the context.
+    # HINT: Σ wᵢ (W_V cᵢ) = W_V (Σ wᵢ cᵢ): mix the latents with the weights first, then
+    #       apply each head's w_uv once.
+    # WHY: Keys and values of single tokens never exist: W_K acts on the query and W_V
+    #       on the mixture, each once a step.
     content = absorb_query(q_nope, w_uk) @ latents.transpose(1, 2)
     position = q_rope @ rope_keys.transpose(1, 2)
     scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
@@ -574,6 +631,13 @@ flop_per_byte = {
 }
 limit = None  # "memory" or "compute"
 ### BEGIN SOLUTION
+# HINT: Take one cached element. How many FLOPs does each query head do with it? A
+#       multiplication and an addition are two. How many bytes is it?
+# HINT: How many query heads share that element with MHA, and how many with 64 on 8?
+# HINT: With MLA 576 elements are read, by 128 heads; all 576 serve the score and 512
+#       serve the value too. Then compare with 206.
+# WHY: Sharing divides the bytes and leaves the arithmetic, so every head that joins
+#       raises FLOPs per byte, until arithmetic is what takes the time.
 flop_per_byte = {  # 2 FLOPs for each query head, per element of 2 bytes
     "MHA": 2 * 1 / 2,
     "GQA-8, 64 query heads": 2 * 8 / 2,
@@ -715,13 +779,13 @@ plt.show()
 # have seen memory fall further than time:
 #
 # - mlx-lm#1679, M5 Pro: a kernel that read K and V once per query head. With 32 query and 32 KV heads it reached
-#   281 GB/s at 32k tokens, with 64 on 8 (head_dim 64) 119 GB/s, 45 % of the 266 GB/s of a dense read. So 8 times fewer
-#   bytes than 64 KV heads, at 0.42 of the pace: 3.4 times less time and not 8. (A kernel that reads each byte once has
-#   since been merged, mlx#4077.)
+#   281 GB/s at 32k tokens, with 64 on 8 (head_dim 64) 119 GB/s, 45 % of the 266 GB/s of a dense read. If 64 KV heads
+#   were read at 281 GB/s too, that is 8 times fewer bytes at 0.42 of the pace: 3.4 times less time and not 8. (A kernel
+#   that reads each byte once, or twice at head_dim 128, has since been merged for groups of 8: mlx#4077.)
 # - rasbt's LLMs-from-scratch, plain PyTorch, 12 layers, 24 query heads, 32,768 tokens: MHA 72 tok/s with a peak of
 #   1.54 GiB; GQA with 4 KV heads, repeated by `repeat_interleave`, 63 tok/s with 0.63; MLA 67 tok/s with 0.68. The peaks
 #   are those of the whole program. The caches alone, from their shapes, are 1.13 GiB and 0.19 GiB with MHA and GQA: 6
-#   times fewer bytes, and every step got *slower*.
+#   times fewer bytes, and decoding got *slower*.
 #
 # **A published figure from bytes.** When vLLM first served DeepSeek-V2-Lite (27 layers, 16 heads), it had no cache for
 # latents. It stored keys (192 wide) and values (128 wide) of every head, *both padded to 256*, in float16 (2 bytes).
@@ -735,6 +799,11 @@ tokens_that_fit = {
     "latent": None,
 }
 ### BEGIN SOLUTION
+# HINT: Tokens that fit = bytes of the pool ÷ bytes per token. A GiB is 2**30 bytes.
+# HINT: Padded: 27 layers, 16 heads, a key and a value of 256 elements each, 2 bytes.
+#       Latent: what does a layer keep of a token?
+# WHY: The engine stored 16 · 512 elements a layer where the model needs 576: the
+#       architecture saves nothing until the cache knows of it.
 pool = 35.42 * 2**30  # GiB
 tokens_that_fit = {
     "padded": pool / (27 * 16 * (256 + 256) * 2),
@@ -747,8 +816,8 @@ from helpers import check
 
 check.grade("03.9", tokens_that_fit)
 ### BEGIN HIDDEN TESTS
-assert abs(float(tokens_that_fit["padded"]) / 85_974 - 1) < 0.0021, "padded"
-assert abs(float(tokens_that_fit["latent"]) / 1_222_744 - 1) < 0.0021, "latent"
+assert abs(float(tokens_that_fit["padded"]) / 85_974 - 1) < 0.0052, "padded"
+assert abs(float(tokens_that_fit["latent"]) / 1_222_735 - 1) < 0.0052, "latent"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -770,6 +839,13 @@ bytes_per_gpu = {  # bytes of cache a token, on each GPU
     ("DeepSeek-V3", 8): None,
 }
 ### BEGIN SOLUTION
+# HINT: Which KV heads does one GPU need for its share of the query heads? 128 query
+#       heads on 8 GPUs are 16 each.
+# HINT: On 16 GPUs a GPU has 8 query heads, half of a group. Can it do with half a KV
+#       head?
+# HINT: And which part of a latent does a GPU need for its 16 of the 128 heads of V3?
+# WHY: Splitting by heads divides what belongs to heads. One KV head is the least a GPU
+#       can keep, and a latent belongs to all heads.
 bytes_per_gpu = {
     ("Llama-3.1-405B", 8): 2 * 126 * 1 * 128 * 2,  # one KV head each
     ("Llama-3.1-405B", 16): 2 * 126 * 1 * 128 * 2,  # still one: each is kept twice

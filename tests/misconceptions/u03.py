@@ -6,7 +6,7 @@ FACTORS = """times_smaller = {{"Maverick: GQA over MHA": 5, "V3: MLA over its ow
     "V3: MLA over GQA-8": 3.556, "V3: MLA over MQA": 0.4444}} | {}"""
 SAVED = """saved_percent = {{"both bfloat16": 82.24, "V2 at 6 bits": 93.34}} | {}"""
 INTENSITY = """flop_per_byte = {{"MHA": 1, "GQA-8, 64 query heads": 8, "MLA, 128 query heads": 241.8}} | {}"""
-POOL = """tokens_that_fit = {{"padded": 85_974, "latent": 1_222_744}} | {}"""
+POOL = """tokens_that_fit = {{"padded": 85_974, "latent": 1_222_735}} | {}"""
 BY_HAND = """scores, a = {}, {}
 multiplications = {{"each key first": 8_000, "a first": 3_006}} | {}"""
 ABSORB = "def absorb_query(q_nope, w_uk):\n    return "
@@ -344,6 +344,6 @@ RIGHT = {
         "flop_per_byte = dict(reversed(flop_per_byte.items()))",
         'limit = " Compute "',
     ],
-    "03.9": [POOL.format('{"padded": 85_968}')],
+    "03.9": [POOL.format('{"padded": 85_968}'), POOL.format('{"padded": 86_000, "latent": 1.22e6}')],
     "03.10": ["bytes_per_gpu = {key: float(value) for key, value in reversed(bytes_per_gpu.items())}"],
 }
