@@ -105,7 +105,7 @@ def helped(exercise: str, what: str, step: int) -> None:
 
 
 def help_taken(number: str = "") -> dict[str, dict]:
-    """{exercise: {"hints": how many steps were read, "solution": whether it was}} of unit `number` ("04"; empty: all)."""
+    """{exercise: {"hints": steps read, "solution": whether that was}} of unit `number` ("04"; empty: all)."""
     found: dict[str, dict] = {}
     for entry in _read():
         if entry["kind"] == "help" and entry["key"].startswith(number):
