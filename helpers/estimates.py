@@ -105,7 +105,7 @@ def helped(exercise: str, what: str, step: int) -> None:
 
 
 def help_taken(number: str = "") -> dict[str, dict]:
-    """{exercise: {"hints": steps read, "solution": whether that was}} of unit `number` ("04"; empty: all)."""
+    """{exercise: {"hints": steps read, "solution": whether it was}} of unit `number` ("04"; empty: all)."""
     found: dict[str, dict] = {}
     for entry in _read():
         if entry["kind"] == "help" and entry["key"].startswith(number):
@@ -117,7 +117,7 @@ def help_taken(number: str = "") -> dict[str, dict]:
 
 
 def ledger(number: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
-    """Log the row of unit `number` ("02") in the lever ledger and return the ledger so far; each effect is a few words."""
+    """Log the row of unit `number` ("02") in the lever ledger and return the ledger so far; effects in a few words."""
     _append(
         {
             "kind": "ledger",
