@@ -2,53 +2,145 @@
 
     python -m tools.autograde SUBMISSIONS --csv grades.csv --units 01 02
 
-SUBMISSIONS holds one folder per student, with STUDENT/UNIT/UNIT.ipynb or STUDENT/UNIT.ipynb in it.
+SUBMISSIONS is a folder (or the zip of a learning platform) with a folder per student, which holds their notebooks
+anywhere. What was graded before and has not changed is not graded again, so an interrupted run is simply run again.
 """
 
 import argparse
+import contextlib
 import csv
 import io
 import re
-import shutil
+import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tools import sandbox
+from tools import handed_in, lms, sandbox
 from tools.grading import Grader, Result
+from tools.handed_in import Submission
+from tools.ledger import Ledger
 from tools.score import report
-from tools.units import ROOT, CourseError, Unit, find, write_whole
+from tools.units import ROOT, CourseError, find, write_whole
 
 GRADED, HUMAN, ABSENT = "graded", "needs a human", "not submitted"
 
 
-def submissions(folder: Path, units: list[Unit]) -> list[tuple[str, Unit, Path | None, str]]:
-    """(student, unit, notebook or None, what is wrong with how it was handed in) for each student and unit."""
-    students = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not students:
-        raise CourseError(f"{folder} holds no student's folder; expected {folder}/STUDENT/UNIT/UNIT.ipynb")
-    found = []
-    for student in students:
-        for unit in units:
-            notebook, wrong = _notebook(student, unit)
-            found.append((student.name, unit, notebook, wrong))
-    return found
+class Class:
+    """One run over a class: what was found, and the results so far."""
+
+    def __init__(self, options: argparse.Namespace, found: list[Submission], output: Path):
+        self.options, self.output = options, output
+        handed = [s for s in found if s.path or s.wrong]
+        self.units = [u for u in {s.unit.name: s.unit for s in found}.values() if any(s.unit == u for s in handed)]
+        self.handed = [s for s in handed if s.unit in self.units]
+        self.absent = [(s.student, s.unit.name) for s in found if s.unit in self.units and not (s.path or s.wrong)]
+        self.ledger = Ledger(output, self.units, options.fresh)
+        self.results = {(r.student, r.unit): r for r in self.ledger.all()}
+
+    def grade(self) -> None:
+        """Grade what is not yet known, writing CSV and report after each."""
+        todo = [s for s in self.handed if self._wanted(s)]
+        known = len(self.handed) - len(todo)
+        if self.ledger.forgotten:
+            print("the course has changed since the last run: everything is graded again")
+        elsewhere = {student for student, _ in self.results} - {s.student for s in self.handed}
+        if elsewhere:
+            print(f"{len(elsewhere)} students of earlier runs keep their grades and reports; --fresh forgets them")
+        if known:
+            print(f"{known} of {len(self.handed)} were graded before and have not changed")
+        course = Grader(self.output, self.units, not self.options.unsandboxed, [self.options.submissions])
+        for unit in self.units:
+            if any(s.unit == unit and s.path for s in todo):
+                course.prove(unit)
+        ids = _ids({s.student for s in self.handed} | {student for student, _ in self.results})
+        for index, submission in enumerate(todo, start=1):
+            start = time.monotonic()
+            result = self._graded(course, submission, ids[submission.student])
+            self.results[result.student, result.unit] = result
+            self.write()
+            said = (
+                f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
+            )
+            took = f"{time.monotonic() - start:.1f} s"
+            print(f"[{index}/{len(todo)}] {result.student}  {result.unit}  {said}  ({took})", flush=True)
+
+    def _wanted(self, submission: Submission) -> bool:
+        if self.options.only and submission.student not in self.options.only:
+            return False
+        result, before = self.ledger.get(submission.student, submission.unit.name)
+        return self.options.again or result is None or before != self._fingerprint(submission)
+
+    def _fingerprint(self, submission: Submission) -> str:
+        content = submission.path.read_bytes() if submission.path else submission.wrong.encode()
+        return self.ledger.fingerprint(submission.unit, content)
+
+    def _graded(self, course: Grader, submission: Submission, student_id: str) -> Result:
+        if submission.path:
+            result = course.grade(student_id, submission.unit, submission.path)
+        else:
+            result = Result(submission.student, submission.unit.name, problem=submission.wrong)
+        Stop.raise_if_asked()  # nbgrader swallows it, and would blame the student
+        result.student = submission.student
+        result.notes = submission.notes + result.notes
+        self.ledger.keep(result, self._fingerprint(submission))
+        return result
+
+    def write(self) -> None:
+        """The CSV, whole, and the reports of all who have results."""
+        results = list(self.results.values())
+        write_whole(self.options.csv, table(results, self.absent).encode())
+        for student in {r.student for r in results}:
+            said = "\n\n".join(report(r) for r in sorted(results, key=lambda r: r.unit) if r.student == student)
+            path = self.output / "reports" / f"{student.replace('/', '_')}.txt"
+            content = f"{said}\n".encode()
+            if not path.exists() or path.read_bytes() != content:
+                write_whole(path, content)
+
+    def write_for_platform(self) -> None:
+        """The grades in the roster's form, beside the CSV; whoever is on one side only is named."""
+        ids = {s.student: s.lms_id for s in self.handed}
+        try:
+            roster = self.options.roster.read_text(encoding="utf-8-sig")
+            text, absent, unknown = lms.table(roster, list(self.results.values()), ids)
+        except (OSError, ValueError) as error:
+            raise CourseError(f"{self.options.roster}: {error}") from None
+        path = self.options.csv.with_name(f"{self.options.csv.stem}-platform.csv")
+        write_whole(path, text.encode())
+        print(f"for the platform: {path}")
+        for what, names in (("handed in nothing", absent), ("are not on its list", unknown)):
+            if names:
+                print(f"  {what}: {', '.join(names)}")
 
 
-def _notebook(student: Path, unit: Unit) -> tuple[Path | None, str]:
-    name = f"{unit.name}.ipynb"
-    here = [p for p in (student / unit.name / name, student / name) if p.exists() or p.is_symlink()]
-    if len(here) == 2:
-        return None, f"two notebooks: {here[0].relative_to(student)} and {here[1].relative_to(student)}"
-    if here:
-        linked = any(p.is_symlink() for p in (here[0], here[0].parent, student))
-        return (None, "a symbolic link, not a notebook") if linked else (here[0], "")
-    others = sorted(
-        p.name for p in [*student.glob(f"{unit.name}/*"), *student.glob(f"{unit.number}*.ipynb")] if p.is_file()
-    )
-    return None, f"no {name}, but {', '.join(others)}" if others else ""
+class Stop(BaseException):
+    """Ctrl-C or a request to end; what was graded stays, and the student at hand is not blamed."""
+
+    asked = 0
+
+    @classmethod
+    def raise_if_asked(cls) -> None:
+        if cls.asked:
+            raise cls
+
+    @classmethod
+    @contextlib.contextmanager
+    def on_signals(cls) -> Iterator[None]:
+        def asked(number, frame):
+            cls.asked = number
+            raise KeyboardInterrupt
+
+        cls.asked = 0
+        before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
@@ -64,7 +156,7 @@ def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
         points = {e.id: "" if e.points is None else f"{e.points:g}" for e in r.exercises}
         score = ["", ""] if r.problem else [f"{r.points:g}", f"{r.max_points:g}"]
         status = HUMAN if r.problem else GRADED
-        note = r.problem or "; ".join(r.notes)
+        note = "; ".join([r.problem, *r.notes] if r.problem else r.notes)
         rows.append([r.student, r.unit, *score, status, note, *(points.get(e, "") for e in exercises)])
     rows += [[student, unit, "", "", ABSENT, "", *("" for _ in exercises)] for student, unit in absent]
     # A spreadsheet would run a cell that begins with one of these as a formula.
@@ -72,55 +164,41 @@ def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
     return out.getvalue()
 
 
-def grade(folder: Path, units: list[Unit], output: Path, sandboxed: bool) -> tuple[list, list]:
-    """Grade every submission of `folder`; returns (results, [(student, unit) not submitted])."""
-    handed_in = submissions(folder, units)
-    used = [u for u in units if any(unit == u and (notebook or wrong) for _, unit, notebook, wrong in handed_in)]
-    if not used:
-        raise CourseError(f"{folder} holds no notebook of {', '.join(u.name for u in units)}")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    course = Grader(output, used, sandboxed, [folder])
-    for unit in used:
-        course.prove(unit)
-    results, absent, ids = [], [], _ids({student for student, *_ in handed_in})
-    for student, unit, notebook, wrong in handed_in:
-        if unit not in used:
-            continue
-        if not notebook and not wrong:
-            absent.append((student, unit.name))
-            continue
-        start = time.monotonic()
-        result = course.grade(ids[student], unit, notebook) if notebook else Result(student, unit.name, problem=wrong)
-        result.student = student
-        results.append(result)
-        said = f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
-        print(f"{student}  {unit.name}  {said}  ({time.monotonic() - start:.0f} s)", flush=True)
-    return results, absent
-
-
 def _ids(students: set[str]) -> dict[str, str]:
-    """A folder name that nbgrader's patterns cannot misread for each student."""
+    """A folder name that nbgrader's patterns cannot misread for each student; the same in every run."""
     ids: dict[str, str] = {}
     for student in sorted(students):
         plain = re.sub(r"[^A-Za-z0-9_@-]", "_", student)
-        ids[student] = plain if plain not in ids.values() else f"{plain}-{len(ids)}"
+        # What was changed is told apart by what it was, whoever else is in the class.
+        ids[student] = plain if plain == student else f"{plain}-{student.encode().hex()[-12:]}"
     return ids
 
 
-def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+def _options(arguments: list[str] | None, root: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.autograde", description="grade a folder of submissions")
-    parser.add_argument("submissions", type=Path, help="folder with STUDENT/UNIT/UNIT.ipynb or STUDENT/UNIT.ipynb")
+    parser.add_argument("submissions", type=Path, help="folder or zip with a folder per student")
     parser.add_argument("--csv", type=Path, default=root / "build" / "grades.csv", help="default: build/grades.csv")
     parser.add_argument("--units", nargs="+", help="numbers or names, e.g. 01 02; all when not given")
     parser.add_argument(
+        "--only", nargs="+", metavar="STUDENT", help="grade these alone; the others keep what they have"
+    )
+    parser.add_argument("--again", action="store_true", help="also what was graded before and has not changed")
+    parser.add_argument("--fresh", action="store_true", help="forget all earlier results, as for another class")
+    parser.add_argument("--roster", type=Path, help="the platform's list of learners (CSV): grades also in its form")
+    parser.add_argument(
         "--unsandboxed", action="store_true", help="run submissions as you, with all you can read and do"
     )
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    options = _options(arguments, root)
+    options.submissions = options.submissions.absolute()
     output = root / "build" / "grading"
     output.parent.mkdir(exist_ok=True)
+    run = None
     try:
-        if not options.submissions.is_dir():
+        if not options.submissions.exists():
             raise CourseError(f"{options.submissions} is not a folder")
         reason = "" if options.unsandboxed else sandbox.problem()
         if reason:
@@ -130,23 +208,42 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
                 "--unsandboxed."
             )
         units = find(root, options.units)
-        with FileLock(output.with_suffix(".lock"), timeout=0):
-            results, absent = grade(options.submissions.resolve(), units, output, not options.unsandboxed)
-            for student in sorted({r.student for r in results}):
-                said = "\n\n".join(report(r) for r in results if r.student == student)
-                write_whole(output / "reports" / f"{student}.txt", (said + "\n").encode())
-            write_whole(options.csv, table(results, absent).encode())
+        with FileLock(output.with_suffix(".lock"), timeout=0), tempfile.TemporaryDirectory(prefix="unpacked-") as zips:
+            sandbox.remove_leftovers()
+            found = handed_in.submissions(options.submissions, units, Path(zips))
+            unknown = sorted(set(options.only or ()) - {s.student for s in found})
+            if unknown:
+                raise CourseError(f"{options.submissions} has no student {', '.join(unknown)}")
+            if not any(s.path or s.wrong for s in found):
+                raise CourseError(f"{options.submissions} holds no notebook of {', '.join(u.name for u in units)}")
+            run = Class(options, found, output)
+            with Stop.on_signals():
+                run.grade()
+            run.write()
+            if options.roster:
+                run.write_for_platform()
     except Timeout:
         print(f"another grading is running here ({output}); wait for it, two at a time would corrupt its gradebook")
         return 2
     except CourseError as error:
         print(error)
         return 2
+    except (Stop, KeyboardInterrupt):
+        if run:
+            run.write()
+        print("\nstopped; what was graded is kept. Run the same command again to go on.")
+        return 130
+    return _summary(run)
+
+
+def _summary(run: Class) -> int:
+    results = sorted(run.results.values(), key=lambda r: (r.student, r.unit))
     human = [f"  {r.student}  {r.unit}: {r.problem}" for r in results if r.problem]
     print(
-        f"\n{len(results) - len(human)} graded, {len(human)} need a human, {len(absent)} not submitted; {options.csv}"
+        f"\n{len(results) - len(human)} graded, {len(human)} need a human, {len(run.absent)} not submitted; "
+        f"{run.options.csv}"
     )
-    print(f"what to tell each student: {output / 'reports'}")
+    print(f"what to tell each student: {run.output / 'reports'}")
     if human:
         print("need a human:\n" + "\n".join(human))
     return 1 if human else 0

@@ -78,13 +78,21 @@ class Grader:
         self.settings.Outside.hidden = [str(path.resolve()) for path in (self.folder, *hidden)]
         self.api = NbGraderAPI(config=self.settings)
         for unit in units:
-            if not unit.solution.exists():
-                raise CourseError(f"{unit.solution} is missing; run `make notebooks`")
-            target = self.folder / "solutions" / unit.name
-            shutil.copytree(unit.solution.parent, target, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
-            result = self.api.generate_assignment(unit.name, force=True)
-            if not result["success"]:
-                raise CourseError(f"{unit.name}: nbgrader could not read its solution:\n{result.get('log')}")
+            self._add(unit)
+
+    def _add(self, unit: Unit) -> None:
+        """Have nbgrader read the unit's solution, unless it has (an earlier run's folder is used again)."""
+        if not unit.solution.exists():
+            raise CourseError(f"{unit.solution} is missing; run `make notebooks`")
+        target = self.folder / "solutions" / unit.name
+        copied = target / unit.solution.name
+        if self._release(unit).exists() and copied.exists() and copied.read_bytes() == unit.solution.read_bytes():
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(unit.solution.parent, target, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
+        result = self.api.generate_assignment(unit.name, force=True)
+        if not result["success"]:
+            raise CourseError(f"{unit.name}: nbgrader could not read its solution:\n{result.get('log')}")
 
     def prove(self, unit: Unit) -> None:
         """Grade the reference solution of `unit` as every submission will be; `CourseError` unless it is full."""
@@ -107,7 +115,7 @@ class Grader:
         submitted.mkdir(parents=True, exist_ok=True)
         result = Result(student, unit.name)
         try:
-            repaired, result.notes = repair(notebook.read_bytes(), self._released(unit))
+            repaired, result.notes = repair(notebook.read_bytes(), json.loads(self._release(unit).read_text("utf-8")))
         except OSError as error:
             result.problem = f"not a notebook: {notebook.name} cannot be read ({error})"
             return result
@@ -127,9 +135,8 @@ class Grader:
             result.problem = f"no score for {', '.join(missing) or 'any exercise'}: nbgrader stored none"
         return result
 
-    def _released(self, unit: Unit) -> dict:
-        path = self.folder / self.settings.CourseDirectory.release_directory / unit.name / f"{unit.name}.ipynb"
-        return json.loads(path.read_text(encoding="utf-8"))
+    def _release(self, unit: Unit) -> Path:
+        return self.folder / self.settings.CourseDirectory.release_directory / unit.name / f"{unit.name}.ipynb"
 
     def exercises(self, student: str, unit: Unit) -> list[Exercise]:
         """What the gradebook and the graded notebook say about `student`'s exercises of `unit`."""
@@ -154,7 +161,7 @@ class Grader:
                     exercise.answered = kind != "NotAnswered"
                     exercise.message = f"your answer's cell stops with {': '.join(answer)}" if answer else message
                     exercise.timed_out = kind == "TookTooLong"
-                exercise.timed_out |= bool(answer) and answer[0] == "CellTimeoutError"
+                exercise.timed_out |= bool(answer) and answer[0] in ("CellTimeoutError", "KeyboardInterrupt")
                 exercises.append(exercise)
         return exercises
 

@@ -7,7 +7,6 @@ learner wrote (`tools.asking`), and the checks run in this process (`tools.judge
 
 import contextlib
 import socket
-import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,9 +24,11 @@ from tools import sandbox
 from tools.asking import ANSWERING, Conversation, NoAnswer, TookTooLong
 from tools.judge import Judge, failure
 from tools.repair import bound
+from tools.watch import Watch
 
 KILLED = "its code killed the kernel (exit, crash or out of memory)"
 CONNECT_SECONDS = 30
+MOST_TEXT = 20_000  # characters of one output
 
 
 class Stopped(Exception):
@@ -42,6 +43,10 @@ class Outside(Execute):
     )
     hidden = List(Unicode(), help="folders that no submission may see, wherever they lie").tag(config=True)
     most_seconds = Integer(300, help="for all of a notebook's cells and questions together").tag(config=True)
+    most_memory_mb = Integer(4096, help="resident, of the kernel and all that it starts").tag(config=True)
+    most_processes = Integer(64, help="of the kernel and all that it starts").tag(config=True)
+    most_files_mb = Integer(100, help="that the kernel writes into the folder of its sockets").tag(config=True)
+    most_output_mb = Integer(20, help="of text and pictures that the cells write").tag(config=True)
     question_seconds = Integer(60, help="for one exercise's questions").tag(config=True)
 
     def preprocess(self, nb, resources, km=None):
@@ -50,14 +55,33 @@ class Outside(Execute):
         self._read_source(resources["nbgrader"])
         self.judge, self.asked_for = Judge(), []
         self.end = time.monotonic() + self.most_seconds
-        with tempfile.TemporaryDirectory(prefix="g-") as folder:
-            self.folder = Path(folder)
+        self.written = 0
+        with sandbox.fresh_folder() as self.folder, self.setup_kernel(**sandbox.STREAMS):
+            limits = (self.most_seconds, self.most_memory_mb, self.most_processes, self.most_files_mb)
+            self.watch = Watch(self.km.provisioner.pid, self.folder, *limits)
             try:
-                with self.setup_kernel(**sandbox.STREAMS):
-                    self._run_all(nb)
+                self._run_all(nb)
             except DeadKernelError:
-                raise Stopped(KILLED) from None
+                raise Stopped(self.watch.reason or KILLED) from None
+            except Stopped as error:
+                raise Stopped(self.watch.reason or str(error)) from None
+            finally:
+                self.watch.stop()
         return nb, resources
+
+    def process_message(self, msg, cell, cell_index):
+        """Count what a kernel says, and keep of each text no more than anyone reads."""
+        content = msg["content"]
+        texts = [content, *(content[k] for k in ("data",) if isinstance(content.get(k), dict))]
+        for part in texts:
+            for key, value in part.items():
+                if isinstance(value, str):
+                    self.written += len(value)
+                    if len(value) > MOST_TEXT:
+                        part[key] = value[:MOST_TEXT] + " […]"
+        if self.written > self.most_output_mb << 20:
+            self.watch.end_it(f"its code wrote more than {self.most_output_mb} MB of output")
+        return super().process_message(msg, cell, cell_index)
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
@@ -101,7 +125,7 @@ class Outside(Execute):
         left = self.end - time.monotonic()
         if left <= 0:
             raise Stopped(f"its cells take longer than {self.most_seconds} s together")
-        self.timeout_func = lambda _: max(1, min(self.timeout, int(left)))
+        self.timeout_func = lambda _: min(self.timeout, int(left) + 3)  # the watch is first
         try:
             self.execute_cell(cell, index, store_history=True)
         except CellTimeoutError as error:

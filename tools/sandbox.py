@@ -5,15 +5,17 @@ and nothing else of the machine. What it can write is memory of limited size and
 sockets over which it talks to the grader; it dies with it.
 """
 
+import contextlib
 import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import KernelManager
 
@@ -67,8 +69,8 @@ def _problem(found: str) -> str:
             f"bubblewrap cannot make a sandbox here: {said}. In a container it needs the right to create user "
             "namespaces; on Ubuntu 24.04 see the AppArmor setting kernel.apparmor_restrict_unprivileged_userns"
         )
-    with tempfile.TemporaryDirectory(prefix="g-") as folder:
-        inside = [*_walls(Path(folder), [], found), sys.executable, "-c", "import ipykernel, helpers"]
+    with fresh_folder() as folder:
+        inside = [*_walls(folder, [], found), sys.executable, "-c", "import ipykernel, helpers"]
         said = _trial(inside)
     return f"Python does not start in the sandbox: {said}" if said else ""
 
@@ -77,6 +79,21 @@ def _trial(command: list[str]) -> str:
     outcome = subprocess.run(command, capture_output=True, text=True)
     lines = outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"]
     return lines[-1] if outcome.returncode else ""
+
+
+@contextlib.contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """A new folder, short of name, for one kernel's sockets; gone afterwards with all that was put there."""
+    with tempfile.TemporaryDirectory(prefix=f"g-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of runs that were killed before they could tidy up."""
+    for folder in Path(tempfile.gettempdir()).glob("g-*-*"):
+        number = folder.name.split("-")[1]
+        if number.isdigit() and folder.owner() == Path.home().owner() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def confine(manager: KernelManager, folder: Path, hidden: Iterable[str], sandboxed: bool) -> None:
