@@ -63,6 +63,11 @@ ceiling_gb = {  # GB
     "Llama-3.1-8B": None,
 }
 ### BEGIN SOLUTION
+# HINT: How many rows does each layer hold at most, sinks and window together?
+# HINT: A row is a key and a value for each KV head, head_dim long, at 2 bytes an
+#       element; and there are 32 layers. Divide by 1e9 at the end.
+# WHY: The ceiling has no context length in it: rows are reused, so a session of any
+#       length needs the same memory.
 ceiling_gb = {  # rows · K and V · layers · KV heads · head_dim · bytes
     "Llama-2-7b-hf": (4 + 2_048) * 2 * 32 * 32 * 128 * 2 / 1e9,
     "Llama-3.1-8B": (4 + 2_048) * 2 * 32 * 8 * 128 * 2 / 1e9,
@@ -93,6 +98,12 @@ times_faster = {  # TPOT full ÷ TPOT capped, at 32,768 tokens
     "Llama-3.1-8B": None,
 }
 ### BEGIN SOLUTION
+# HINT: What does a step read with the full cache? The weights of the first table and
+#       the cache of the question. And with the capped one?
+# HINT: Times are in the ratio of the bytes: (weights + full cache) ÷ (weights + your
+#       04.1).
+# WHY: The weights stand above and below the fraction line, so the ratio stays far from
+#       the sixteen times of the caches alone.
 times_faster = {  # the weights stay, above and below
     "Llama-2-7b-hf": (13.21 + 17.18) / (13.21 + ceiling_gb["Llama-2-7b-hf"]),
     "Llama-3.1-8B": (15.01 + 4.29) / (15.01 + ceiling_gb["Llama-3.1-8B"]),
@@ -136,6 +147,14 @@ still_growing = {
     "Gemma-3-4b-it, bytes per token": None,
 }
 ### BEGIN SOLUTION
+# HINT: Beyond its window a layer drops a row for each row that it adds. So which layers
+#       still grow at 32k?
+# HINT: Bytes per token: K and V, only the layers that grow, KV heads, head_dim, 2
+#       bytes.
+# HINT: A row of cache is a key and a value. Does a number that only takes part in a
+#       softmax have either?
+# WHY: Only layers without a window pay for context, and a learned sink is one number a
+#       head, stored with the weights.
 still_growing = {
     "gpt-oss-20b, layers": 24 - 12,
     "gpt-oss-20b, bytes per token": 2 * 12 * 8 * 64 * 2,
@@ -178,6 +197,12 @@ def kept(newest, sinks, window):
     Example: kept(9, sinks=2, window=4) → [0, 1, 6, 7, 8, 9];  kept(3, sinks=2, window=4) → [0, 1, 2, 3].
     """
     ### BEGIN SOLUTION
+    # HINT: Two ranges, one after the other: the sinks, then the window. The window ends
+    #       at `newest`; where does it begin, if it is `window` long?
+    # HINT: Early in the text the window would begin among the sinks: let it begin at
+    #       `sinks` at the earliest. And there may be fewer tokens than sinks: min().
+    # WHY: With max and min the two stretches never overlap and never reach beyond the
+    #       text, so each token appears once.
     first_of_window = max(sinks, newest - window + 1)
     return [*range(min(sinks, newest + 1)), *range(first_of_window, newest + 1)]
     ### END SOLUTION
@@ -214,6 +239,12 @@ def row_of(token, sinks, window):
     Example: row_of(5, sinks=2, window=3) → 2.
     """
     ### BEGIN SOLUTION
+    # HINT: A sink lies in the row of its own number. For the others, count from the
+    #       first token behind the sinks.
+    # HINT: Every `window` tokens the ring comes round: which operator gives a
+    #       remainder? Then step over the rows of the sinks.
+    # WHY: Token t and token t + window share a row, and t drops out of the window at
+    #       the very step in which t + window comes in.
     return token if token < sinks else sinks + (token - sinks) % window
     ### END SOLUTION
 
@@ -244,6 +275,12 @@ def places(seen, sinks, window):
     Example: places(7, sinks=2, window=3) → [0, 1, 3, 4, 2], since the rows hold the tokens 0, 1, 5, 6, 4.
     """
     ### BEGIN SOLUTION
+    # HINT: `kept(seen - 1, …)` lists the tokens in the order of their places: the first
+    #       has place 0, the next place 1, and so on.
+    # HINT: `row_of` says in which row each of them lies. Fill a list of that length: at
+    #       the row of a token, write its place.
+    # WHY: Rows say where a token is stored, places say how far apart two tokens stand
+    #       for RoPE. Once the ring has come round the two differ.
     tokens = kept(seen - 1, sinks, window)
     place = [0] * len(tokens)
     for i, token in enumerate(tokens):
@@ -293,6 +330,12 @@ def store(cache, layer, token, k, v):
     Example: with 2 sinks and a window of 3, the key of token 5 goes to cache.keys[layer, :, :, 2].
     """
     ### BEGIN SOLUTION
+    # HINT: `row_of(token, cache.sinks, cache.window)` is the row. Which index of
+    #       cache.keys picks the layer, and which the row?
+    # HINT: k is [batch, kv_heads, 1, head_dim] and the row is [batch, kv_heads,
+    #       head_dim]: take token 0 of k. The same for v.
+    # WHY: The key is stored unrotated, for its place will change with every token that
+    #       drops out before it.
     row = row_of(token, cache.sinks, cache.window)
     cache.keys[layer, :, :, row] = k[:, :, 0]
     cache.values[layer, :, :, row] = v[:, :, 0]
@@ -333,6 +376,14 @@ def read(cache, layer, q):
     The sequence has cache.seen(layer) tokens by now, the newest included. Nothing that is stored changes.
     """
     ### BEGIN SOLUTION
+    # HINT: `places(cache.seen(layer), …)` has one entry for each row that holds a
+    #       token: how many rows is that? Read only those.
+    # HINT: Rotate these keys by the rows of cache.cos and cache.sin that the list of
+    #       places picks. At which place does the newest token, the query, stand?
+    # HINT: The query's table rows must keep two dimensions: pick them with a list of
+    #       one place. Then causal(q, k, values).
+    # WHY: RoPE looks only at the difference of two places, so keys and query have to be
+    #       counted in the same way, inside the cache.
     place = places(cache.seen(layer), cache.sinks, cache.window)
     held = len(place)
     k = rope.rotate(cache.keys[layer, :, :, :held], cache.cos[place], cache.sin[place])
@@ -592,7 +643,7 @@ estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(
 # *its* window, and these while still older ones were in theirs: layer by layer the reach grows to layers × window, here
 # 30 × 256 = 7,680 tokens, and the fact lay some 420 back. So much for theory. The first author of StreamingLLM reckons that
 # where 100 layers with a window of 1,000 words should see 100,000, models make use of about 1,500: on the way the
-# information is diluted.
+# information is diluted, and residual connections weaken it at every hop.
 #
 # **Exercise 04.9.** So how small may the window be? A product owner allows a perplexity of at most `allowed` above
 # that of the full cache (0.15 is 15 %). Find the smallest window that is safe: it and every larger window that was
@@ -606,6 +657,12 @@ def smallest_safe_window(curve, dense, allowed):
     Example: smallest_safe_window({128: 13.0, 256: 11.0, 512: 10.2}, dense=10.0, allowed=0.15) → 256.
     """
     ### BEGIN SOLUTION
+    # HINT: The limit is dense · (1 + allowed). From which end do you have to look, if
+    #       all larger windows have to be safe as well?
+    # HINT: Go through the windows from the largest down, remember the last one within
+    #       the limit, and stop at the first that is not.
+    # WHY: One small window may be within the budget by luck. Coming from above, the
+    #       walk ends before it gets there.
     safe = None
     for window in sorted(curve, reverse=True):
         if curve[window] > dense * (1 + allowed):
