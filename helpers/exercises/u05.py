@@ -224,6 +224,12 @@ def block_name(function):
         len(salts) == 3,
         "the salt does not change the name: one tenant would find another's blocks.",
     )
+    large = ([1], [257], [65_537])
+    require(
+        len({call(function, b"", tokens, b"") for tokens in large}) == len(large),
+        "the tokens 1, 257 and 65,537 do not get three names: a token fits neither into one byte nor into two. "
+        "Many vocabularies have over 100,000 tokens; repr(list(tokens)) writes each of them whole.",
+    )
     unlike = ([1, 23], [12, 3], [123], [1, 2, 3], [0, 1, 23], [256, 1], [1, 256], [257])
     require(
         len({call(function, b"", tokens, b"") for tokens in unlike}) == len(unlike),
@@ -237,7 +243,7 @@ def block_name(function):
             f"parent, tokens and salt run into each other: (parent, tokens, salt) = {one} and {other} got one name. A "
             "separator is no help where it can occur in a part; repr((parent, salt, list(tokens))) keeps them apart.",
         )
-    return f"{len(unlike) + 2 * len(pairs)} look-alikes told apart"
+    return f"{len(large) + len(unlike) + 2 * len(pairs)} look-alikes told apart"
 
 
 def _look_alikes():
@@ -251,8 +257,6 @@ def _look_alikes():
         # parent · salt, and salt · parent
         yield (b"", tokens, fill + separator + b"A"), (separator + fill, tokens, b"A")
         yield (b"", tokens, b"A" + separator + fill), (fill + separator, tokens, b"A")
-        if not separator:
-            continue
         for written in (b"[7, 8]", b"(7, 8)", b"7,8", b"7 8", separator.join((b"7", b"8"))):
             # parent · tokens · salt, and salt · tokens · parent: the tokens once more inside the name
             inner = separator + written + separator

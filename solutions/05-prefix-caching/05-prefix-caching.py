@@ -87,6 +87,13 @@ hits = {  # tokens
     "next turn, prompts kept only": None,
 }
 ### BEGIN SOLUTION
+# HINT: For each request: how many of its tokens, counted from the very first, are the
+#       same as something that is kept?
+# HINT: Round that down to whole blocks of 16.
+# HINT: Then ask whether a token is left to compute. And where do the tokens stand when
+#       5 new ones come first?
+# WHY: A hit is a run of whole blocks from the beginning of the prompt, and never all of
+#       it: the last token has to be computed.
 hits = {
     "same system prompt, other question": 40 // 16 * 16,
     "next turn": 120 // 16 * 16,
@@ -125,6 +132,11 @@ memory_gb = {  # GB
     "system prompt shared": None,
 }
 ### BEGIN SOLUTION
+# HINT: Count tokens first. For itself, each of the 50 sessions holds all of its 2,512.
+# HINT: Shared: which of the two parts is there once, and which 50 times? Then times the
+#       bytes of a token, over 1e9.
+# WHY: Sharing takes away 49 of the 50 copies of the prompt and nothing of what is each
+#       session's own.
 memory_gb = {
     "each for itself": 50 * (2_000 + 512) * 131_072 / 1e9,
     "system prompt shared": (2_000 + 50 * 512) * 131_072 / 1e9,
@@ -158,6 +170,12 @@ times_fewer = {  # bytes without sharing ÷ bytes with
     "P 32,768, u 256, B 1": None,
 }
 ### BEGIN SOLUTION
+# HINT: Without cascade a step asks for B · (P + u) rows. With it, for which rows once,
+#       and for which once per session?
+# HINT: Rows without ÷ rows with. In the third case, put B = 1 into both and see what is
+#       left.
+# WHY: The bound grows with the batch and falls with the tokens of one's own; a single
+#       session has nobody to share with.
 times_fewer = {
     "P 32,768, u 256, B 128": 128 * (32_768 + 256) / (32_768 + 128 * 256),
     "P 512, u 512, B 8": 8 * (512 + 512) / (512 + 8 * 512),
@@ -202,6 +220,14 @@ money = {
     "reuses, write at 2": None,
 }
 ### BEGIN SOLUTION
+# HINT: Write the ten prompt lengths down: 10,200, 10,700, … Every one of their tokens
+#       is paid, and so are 10 · 300 tokens of output.
+# HINT: Cached: over the ten turns, each token of the last prompt is written once. What
+#       is found in turn n is the whole prompt of turn n − 1.
+# HINT: Reuses: a prompt costs write + 0.1 · n with caching and 1 + n without, in units
+#       of its input price. Solve for n and round up.
+# WHY: Writing costs more than plain input and finding a tenth of it, so caching pays
+#       once prompts are found again, and costs extra when they never are.
 prompts = [10_200 + turn * 500 for turn in range(10)]
 output = 10 * 300 * 15.00 / 1e6
 money = {
@@ -255,6 +281,14 @@ def block_name(parent, tokens, salt=b""):
     the first block, another salt give another name, whatever bytes they are made of.
     """
     ### BEGIN SOLUTION
+    # HINT: What goes into the hash: parent, tokens and salt. What may not change the
+    #       name: whether the tokens are a list or a tuple.
+    # HINT: Put the three into one tuple and let repr write it: it marks where each part
+    #       begins and ends. Joined by hand, one part can look like two.
+    # HINT: repr(…).encode() gives the bytes for hashlib.sha256(…), and .digest() its 32
+    #       bytes.
+    # WHY: Only a spelling from which all three parts could be read back gives different
+    #       names to different arguments.
     return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).digest()
     ### END SOLUTION
 
@@ -275,6 +309,11 @@ for mark in (b"", b"|", b":"):
     fill = b"p" * (32 - len(mark))
     one = block_name(b"", [1, 2], fill + mark + b"x")
     assert one != block_name(mark + fill, [1, 2], b"x"), "parent and salt keep apart"
+fill = b"p" * 26
+one = block_name(b"", [1, 2], fill + b"[1, 2]x")
+assert one != block_name(b"[1, 2]" + fill, [1, 2], b"x"), "parent, tokens and salt, too"
+large = {block_name(b"", [1 + n], b"") for n in (0, 256, 65_536)}
+assert len(large) == 3, "large tokens count whole"
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -290,6 +329,14 @@ def longest_prefix(block_of, tokens, block_size, salt=b""):
     4–7; 8 tokens → only that of 0–3, because token 7 has to be computed.
     """
     ### BEGIN SOLUTION
+    # HINT: Keep the name of the block before, b"" at the start, and make the next one
+    #       from it: block_name(name, tokens of this block, salt).
+    # HINT: Which starts may a block have, so that at least one token of the prompt lies
+    #       behind its end? Think of range() with a step.
+    # HINT: An unknown name ends the walk. Test with `in`, since block number 0 is a
+    #       good block.
+    # WHY: A name holds all that came before it, so the first unknown block rules out
+    #       all later ones.
     found, name = [], b""
     for start in range(0, len(tokens) - block_size, block_size):
         name = block_name(name, tokens[start : start + block_size], salt)
@@ -344,6 +391,13 @@ def hold(pool, block):
 def let_go(pool, block):
     """One session less uses `block`. After the last: to the end of `cached` if it has a name, else to `free`."""
     ### BEGIN SOLUTION
+    # HINT: Count down first. Does anything else happen while somebody still uses the
+    #       block?
+    # HINT: After the last user: can a later prompt still find it? `pool.name_of` knows
+    #       whether it has a name. Assigning pool.cached[block] = None puts it at the
+    #       end.
+    # WHY: A named block is worth keeping for the next prompt; one without a name can
+    #       never be found, so its room is free at once.
     pool.references[block] -= 1
     if pool.references[block] == 0:
         if block in pool.name_of:
@@ -390,6 +444,13 @@ def take(pool):
     Useful: pool.cached.popitem(last=False) removes and returns the oldest (block, None).
     """
     ### BEGIN SOLUTION
+    # HINT: Two sources: pool.free, else the oldest of pool.cached. Take the block out
+    #       of the one that you use.
+    # HINT: An evicted block stands in two dictionaries. name_of gives you its name;
+    #       with the name you find the entry in block_of. Delete both.
+    # HINT: The new user has to be counted before you return the number.
+    # WHY: A name that outlives its block promises keys and values that another session
+    #       has overwritten by then.
     if pool.free:
         block = pool.free.pop()
     else:
@@ -441,6 +502,13 @@ def make_own(pool, session):
     Returns [(old block, new block)], whose contents the engine then copies, or [] if nothing was to be done.
     """
     ### BEGIN SOLUTION
+    # HINT: When is nothing to be done? When the last block is full, or when this
+    #       session is its only user. len(session.tokens) and pool.references tell.
+    # HINT: Otherwise: take() a new block, put it in the place of the last one in
+    #       session.table, and let_go() of the old one.
+    # HINT: Return the pair, old block first, in a list.
+    # WHY: Writers get a copy and readers keep the original, so that sharing can never
+    #       be seen in an answer.
     partly_filled = len(session.tokens) % pool.block_size != 0
     if not partly_filled or pool.references[session.table[-1]] == 1:
         return []
@@ -778,6 +846,13 @@ def merge(out_a, lse_a, out_b, lse_b):
     Example: lse_a = 0, lse_b = log(3): a quarter of out_a and three quarters of out_b. One lse may be −∞.
     """
     ### BEGIN SOLUTION
+    # HINT: The share of stretch a is exp(lse_a) ÷ (exp(lse_a) + exp(lse_b)). Divide
+    #       above and below by exp(lse_a): which difference is left in the exponent?
+    # HINT: That is a sigmoid of one difference. It has one number per row: add an axis
+    #       for head_dim with [..., None].
+    # HINT: The other stretch gets what is left of 1.
+    # WHY: A sigmoid of the difference is between 0 and 1 even where the difference is
+    #       infinite, and no exp of a score is ever formed.
     share = torch.sigmoid(lse_a - lse_b)[..., None]
     return share * out_a + (1 - share) * out_b
     ### END SOLUTION
@@ -827,6 +902,13 @@ def cascade(q, prefix_k, prefix_v, k, v):
     k, v [batch, kv_heads, own, head_dim] → like q.
     """
     ### BEGIN SOLUTION
+    # HINT: Bring the KV heads to the front, so that the rows of one head from all
+    #       sessions lie side by side: which transpose does that?
+    # HINT: Reshape to [1, kv_heads, batch · group, head_dim] and call attend on the
+    #       prefix. Undo both steps, in reverse order, for the output and for its lse.
+    # HINT: attend(q, k, v) does each session's own tokens. Then merge the two.
+    # WHY: Queries do not care whose they are. As rows of one call they meet the prefix
+    #       once, and merge makes the result exact.
     batch, kv_heads, group, head_dim = q.shape
     together = q.transpose(0, 1).reshape(1, kv_heads, batch * group, head_dim)
     out, lse = attend(together, prefix_k, prefix_v)
@@ -1286,9 +1368,9 @@ ax.margins(y=0.35)  # room for the legend
 # documentation says the same: it does not shorten the decoding phase. What it cuts is TTFT, memory and
 # cost. TPOT falls only if a kernel reads the prefix once for a batch. Under load it can go either way: fewer
 # prefills stand in the way of running decodes, but the room that is saved lets more sessions in, and a larger
-# batch has a longer step. One report (SGLang pull request 19746; Qwen3-32B, 128 requests at a time, 50K shared
-# tokens): requests per second + 29 %, median TTFT from 71.9 to 7.0 s, and the time between tokens from 65 to
-# **135** ms.
+# batch has a longer step. One report, where prefill and decode run on separate GPUs and the decode side was given
+# a prefix cache (SGLang pull request 19746; Qwen3-32B, 128 requests at a time, 50K shared tokens): requests per
+# second + 29 %, median TTFT from 71.9 to 7.0 s, and the time between tokens from 65 to **135** ms.
 #
 # The row for your ledger.
 

@@ -133,6 +133,21 @@ WRONG = {
         (name("return hash((parent, tuple(tokens), salt))"), "you returned a int"),
         (name("return hashlib.sha256(parent + salt + ''.join(map(str, tokens)).encode()).digest()"), "keep the tokens"),
         (name("return hashlib.sha256(parent + salt + repr(list(tokens)).encode()).digest()"), "run into each other"),
+        (name("return hashlib.sha256(parent + repr(list(tokens)).encode() + salt).digest()"), "run into each other"),
+        (name("return hashlib.sha256(salt + repr(tuple(tokens)).encode() + parent).digest()"), "run into each other"),
+        (
+            name(
+                "low = [t % 256 for t in tokens]", "return hashlib.sha256(repr((parent, low, salt)).encode()).digest()"
+            ),
+            "neither into one byte",
+        ),
+        (
+            name(
+                "low = torch.tensor(tokens).to(torch.int16).tolist()",
+                "return hashlib.sha256(repr((parent, low, salt)).encode()).digest()",
+            ),
+            "nor into two",
+        ),
         (joined("|", "parent, repr(list(tokens)), salt"), "separator is no help"),
         (joined(":", "salt, parent, repr(tuple(tokens))"), "separator is no help"),
         (joined("\\n", "parent, salt, ','.join(map(str, tokens))"), "separator is no help"),
