@@ -240,7 +240,7 @@ def choice(answer, expect: str, options: dict[str, str], *, name: str = "your an
         isinstance(answer, str),
         f"{name} has to be one of the words {', '.join(map(repr, words))}, in quotes; it is {_kind(answer)}.",
     )
-    word = answer.strip().lower()
+    word = str.strip(answer).lower()  # of a subclass of str, too, what it is and not what it says
     lookup = {key.lower(): reason for key, reason in options.items()}
     if word == expect.lower():
         _shown.append(expect)
@@ -384,11 +384,13 @@ def _kind(answer) -> str:
 
 def _array(value, name: str) -> np.ndarray:
     if hasattr(value, "detach"):
-        return value.detach().cpu().double().numpy()
-    try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise Wrong(f"{name} has to be an array of numbers; it is {_kind(value)}.") from None
+        value = value.detach().cpu()
+        value = value.numpy() if value.is_complex() else value.double().numpy()
+    with contextlib.suppress(TypeError, ValueError):
+        # numpy reads text as numbers, and drops what is imaginary.
+        if np.asarray(value).dtype.kind not in "USc":
+            return np.asarray(value, dtype=np.float64)
+    raise Wrong(f"{name} has to be an array of numbers; it is {_kind(value)}.")
 
 
 def _same(a: np.ndarray, b: np.ndarray, rel: float, absolute: float) -> bool:

@@ -214,6 +214,22 @@ def test_choice_tells_why():
         choice(3, "decode", options)
 
 
+def test_choice_reads_the_word_and_not_what_it_says_of_itself():
+    class Agrees(str):
+        def strip(self, *characters):
+            return self
+
+        lower = strip
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = str.__hash__
+
+    with pytest.raises(Wrong, match="choose one of"):
+        choice(Agrees("anything"), "decode", {"prefill": "no"})
+
+
 @pytest.mark.parametrize(
     "actual, phrase",
     [
@@ -223,6 +239,9 @@ def test_choice_tells_why():
         (torch.ones(4, 4), "shape [4, 4]"),
         (torch.full((2, 3), math.nan), "NaN"),
         ("abc", "array of numbers"),
+        ([["0", "1", "2"], ["3", "4", "5"]], "array of numbers"),
+        (np.arange(6).reshape(2, 3) + 1j, "array of numbers"),
+        (torch.arange(6.0).reshape(2, 3) + 1j, "array of numbers"),
         (torch.arange(6.0).reshape(2, 3) * 2, "twice"),
         (torch.arange(6.0).reshape(2, 3) + torch.eye(3)[:2], "2 of 6 elements; the first is at index [0, 0]"),
         (torch.arange(6.0).reshape(2, 3) ** 2, "forgot the square root"),

@@ -207,6 +207,13 @@ def time_step(function):
         device.launches == 6,
         f"With warm_up=2 and samples=4 the step has to run 6 times; it ran {device.launches} times.",
     )
+    device = _Watched(LAUNCH_SECONDS, noise=lambda now: 1 + now)
+    samples = call(function, device.kernel(KERNEL_SECONDS), device.now, device.synchronize, samples=4, warm_up=0)
+    require(
+        all(abs(float(s) - took) < 1e-9 for s, took in zip(samples, device.took, strict=True)),
+        "This device slows down from call to call, and your samples do not say so: return what the clock said of each "
+        "call, in order and unrounded.",
+    )
     device = _Watched()
     default = call(function, device.kernel(KERNEL_SECONDS), device.now, device.synchronize)
     require(len(default) == 20, f"Without `samples` there have to be 20 of them; there are {len(default)}.")
@@ -329,9 +336,18 @@ def bandwidth_of_three_gpus(achieved_gb_per_s):
 
 
 class _Watched(SimulatedDevice):
-    """Counts how often its clock is looked at."""
+    """Counts how often its clock is looked at, and knows how long each call took that found the queue empty."""
 
     looks = 0
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.took = []
+
+    def launch(self, kernel_seconds: float) -> None:
+        start = super().now()
+        super().launch(kernel_seconds)
+        self.took.append(self._queue_empty_at - start)
 
     def now(self) -> float:
         self.looks += 1

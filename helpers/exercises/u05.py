@@ -282,7 +282,9 @@ def longest_prefix(function, block_name):
     known = dict(zip(names, (5, 0, 9), strict=True))
 
     def found(tokens, salt=b"A", known=known):
-        blocks = call(function, known, list(tokens), 4, salt)
+        given, prompt = dict(known), list(tokens)
+        blocks = call(function, given, prompt, 4, salt)
+        require(given == known and prompt == tokens, "looking a prefix up must change neither block_of nor the tokens.")
         try:
             return list(blocks)
         except TypeError:
@@ -322,7 +324,6 @@ def longest_prefix(function, block_name):
     )
     changed = [*tokens[:6], 0, *tokens[7:], 1]
     require(found(changed) == [5], "a token changed in the second block: only the first may be found.")
-    require(known == dict(zip(names, (5, 0, 9), strict=True)), "looking a prefix up must not change block_of.")
     return "longest prefix found in 8 cases"
 
 
@@ -479,11 +480,15 @@ def merge(function):
         "You weighted by the number of tokens: what counts is how well they match, exp(lse).": (9 * a + 41 * b) / 50,
         "exp(lse) of both parts must be divided by their sum.": la.exp()[..., None] * a + lb.exp()[..., None] * b,
     }
-    got = call(function, a, la, b, lb)
+
+    def merged(*parts):
+        return call(function, *(part.clone() for part in parts))  # yours may work in place
+
+    got = merged(a, la, b, lb)
     require(not isinstance(got, tuple), "return the merged output alone, in the shape of out_a.")
     close(got, whole, rel=1e-5, absolute=1e-6, slips=slips, name="the merged output")
     # Scores have no upper limit, and exp overflows in float32 from 89 on.
-    far = call(function, a.float(), la.float() + 300, b.float(), lb.float() + 300)
+    far = merged(a.float(), la.float() + 300, b.float(), lb.float() + 300)
     require(
         bool(torch.isfinite(far).all()),
         "with lse near 300 your result is NaN or infinite: exp(300) overflows. Subtract first, and exponentiate the "
@@ -494,8 +499,8 @@ def merge(function):
     for lse, how in ((-1_000.0, "hardly counts (its lse is 1,000 below the other's)"), (-torch.inf, "is empty")):
         little = torch.full_like(la, lse)
         for which, got in (
-            ("first", call(function, b, little, a, la)),
-            ("second", call(function, a, la, b, little)),
+            ("first", merged(b, little, a, la)),
+            ("second", merged(a, la, b, little)),
         ):
             close(got, a, rel=1e-6, absolute=1e-8, name=f"the merged output when the {which} part {how}")
     return "equal to one softmax over all 50 tokens"

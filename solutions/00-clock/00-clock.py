@@ -245,9 +245,9 @@ check.grade("00.4", time_step)
 ### BEGIN HIDDEN TESTS
 sim = SimulatedDevice(launch_seconds=2e-5, start_up=(300.0, 5.0))
 sim.launch(1.0)
-got = time_step(sim.kernel(0.01), sim.now, sim.synchronize, samples=4, warm_up=2)
-assert len(got) == 4 and all(abs(float(s) - 0.01002) < 1e-7 for s in got), (
-    "a 10 ms kernel, launched in 20 µs, is 10.02 ms"
+got = time_step(sim.kernel(0.004), sim.now, sim.synchronize, samples=4, warm_up=2)
+assert len(got) == 4 and all(abs(float(s) - 0.00402) < 1e-7 for s in got), (
+    "a 4 ms kernel, launched in 20 µs, is 4.02 ms"
 )
 ### END HIDDEN TESTS
 

@@ -50,6 +50,22 @@ WRONG = {
     "00.4": [
         (
             "def time_step(step, now, synchronize, samples=20, warm_up=5):\n"
+            "    for _ in range(warm_up + samples):\n        step()\n"
+            "    return [now() - now() + 0.01002] * samples",
+            "slows down from call to call",
+        ),
+        (
+            "def time_step(step, now, synchronize, samples=20, warm_up=5):\n"
+            "    for _ in range(warm_up):\n        step()\n"
+            "    taken = []\n"
+            "    for _ in range(samples):\n"
+            "        synchronize()\n        start = now()\n        step()\n        synchronize()\n"
+            "        taken.append(now() - start)\n"
+            "    return [min(taken)] * samples",
+            "slows down from call to call",
+        ),
+        (
+            "def time_step(step, now, synchronize, samples=20, warm_up=5):\n"
             "    for _ in range(warm_up):\n        step()\n"
             "    taken = []\n"
             "    for _ in range(samples):\n"

@@ -152,6 +152,7 @@ WRONG = {
         (changed(LATENCY, ("if n == k", "if n == 1"), ("/ (n - k)", "/ max(n - k, 1)")), "none follows the first"),
         (changed(LATENCY, ('float("nan")', "0.0")), "one token has no gap"),
         (changed(LATENCY, ('float("nan")', "None")), "one token has no gap"),
+        (changed(LATENCY, ('float("nan")', '"nan"')), "one token has no gap"),
         ("def latency(sent, chunks):\n    return chunks[0][0] - sent", "return two numbers"),
     ],
     "01.7": [

@@ -161,6 +161,8 @@ WRONG = {
     ],
     "05.6": [
         (prefix(stop="len(tokens)"), "last token is never a hit"),
+        (prefix(add="block_of.pop(name)"), "must change neither block_of"),
+        (prefix().replace("    found, name", "    tokens.pop()\n    found, name"), "must change neither block_of"),
         (prefix(parent='b""'), "name of the first as parent"),
         (prefix(unknown="continue"), "ends at the first gap"),
         (prefix(salt='b""'), "you found []"),
@@ -482,6 +484,7 @@ RIGHT = {
         ),
     ],
     "05.10": [
+        merge("share = torch.sigmoid(lse_a - lse_b)[..., None]", "return out_b.mul_(1 - share).add_(share * out_a)"),
         merge(
             "top = torch.maximum(lse_a, lse_b)",
             "a, b = (lse_a - top).exp()[..., None], (lse_b - top).exp()[..., None]",
