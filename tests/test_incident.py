@@ -13,6 +13,7 @@ from helpers.serving.incident import CannotTell, Model, bytes_per_number, diagno
 
 LLAMA = Model(geometry.get("Llama-3.1-70B"))
 GEMMA = Model(geometry.get("Gemma-3-27b-it"))
+GPT_OSS = Model(geometry.get("gpt-oss-120b"), weights="mxfp4")
 RATE = 8 * 3.35e12 * 0.6
 SHEET = 8 * 3.35e12
 CONTEXTS = (1_000, 4_000, 8_000, 16_000, 32_000)
@@ -51,12 +52,16 @@ def test_a_growing_cache_with_its_bandwidth_and_levers():
         (sweep(lambda c, b: (GEMMA.weight_bytes() + b * GEMMA.kv_bytes(c, windowed=False)) / RATE), GEMMA,
          incident.WINDOWS_IGNORED),
         (sweep(streamed(GEMMA)), GEMMA, incident.CACHE_GROWS),
+        (sweep(lambda c, b: GPT_OSS.step_bytes(c, b) / RATE), GPT_OSS, incident.CACHE_GROWS),
+        (sweep(lambda c, b: (GPT_OSS.weight_bytes(b) + b * GPT_OSS.kv_bytes(c, windowed=False)) / RATE), GPT_OSS,
+         incident.WINDOWS_IGNORED),
         (sweep(lambda c, b: 0.035, noise=0.01), Model(geometry.get("Qwen3-8B")), incident.LAUNCHES),
         (sweep(lambda c, b: 0.030 + 2.0 * c / 32_000 / 200, ttft_seconds=lambda c, b: 2.0 * c / 32_000,
                hit_rate=lambda c, b: 0.95 - 0.9 * c / 32_000, output_tokens=lambda c, b: 200, noise=0.002),
          LLAMA, incident.PREFIX_MISSES),
     ],
-    ids=["batch", "unsplit, batches", "unsplit, one batch", "windows ignored", "windows used", "launches", "misses"],
+    ids=["batch", "unsplit, batches", "unsplit, one batch", "windows ignored", "windows used", "every second layer",
+         "every second layer ignored", "launches", "misses"],
 )  # fmt: skip
 def test_each_cause_is_told_from_the_others(points, model, cause):
     assert diagnose(points, model, SHEET).cause == cause
@@ -85,7 +90,11 @@ def test_published_eager_steps_are_a_fixed_cost():
         ([Point(1000, 1, 0.04)] * 4, None, None, "vary one of them"),
         (sweep(lambda c, b: 0.03, noise=0.0), None, None, "give both"),
         (sweep(streamed(LLAMA), batches=(1,), contexts=(10, 20, 100)), LLAMA, SHEET, "near its floor"),
-        (sweep(streamed(LLAMA), noise=0.9), LLAMA, SHEET, "no line fits"),
+        (sweep(streamed(LLAMA), noise=0.9), None, None, "no line fits"),
+        (sweep(lambda c, b: 0.1 - c / 1e6), LLAMA, SHEET, "the time falls"),
+        (sweep(lambda c, b: 1e-6 * (c - 500)), None, None, "less than nothing"),
+        (sweep(lambda c, b: streamed(LLAMA)(c, b) / 2.5), LLAMA, SHEET, "speculative decoding"),
+        (sweep(lambda c, b: streamed(LLAMA)(c, b) - 0.8 * LLAMA.weight_bytes() / RATE), LLAMA, SHEET, "at 1,000"),
         (
             sweep(streamed(LLAMA)),
             Model(LLAMA.geometry.replace(kv_heads=64)),
@@ -99,8 +108,26 @@ def test_doubt_is_said_and_says_what_to_measure(points, model, rate, said):
         diagnose(points, model, rate)
 
 
+def test_a_batch_that_was_not_said_and_a_latent_on_every_gpu_are_evidence():
+    """The report of the course, taken for one session; DeepSeek-V3 whose latent each of eight GPUs reads whole."""
+    report = [Point(c, 1, 40e-3 + (c - 1_000) * 80e-3 / 29_000) for c in (1_000, 15_000, 30_000)]
+    assert "a batch of 31 would cost the same: is 1 right?" in str(diagnose(report, LLAMA, SHEET))
+    latent = Model(geometry.get("DeepSeek-V3"), weights="fp8")
+    found = diagnose(sweep(lambda c, b: (latent.weight_bytes(b) + 8 * b * latent.kv_bytes(c)) / RATE), latent, SHEET)
+    assert found.cause == incident.UNSPLIT and "each GPU reads the whole latent" in str(found)
+
+
+def test_a_batch_of_experts_is_not_charged_to_the_cache():
+    """llama.cpp on a GB10, Qwen3-30B-A3B at 512 tokens, batch 1 to 32: an fp8 cache would not halve its growth."""
+    rates = next(r["tok_s"] for r in data.measurement("llamacpp-gb10-moe-batch")["data"] if "Qwen3" in r["model"])
+    points = [Point(528, b, b / rate) for b, rate in zip((1, 2, 4, 8, 16, 32), rates, strict=True)]
+    found = diagnose(points, Model(geometry.get("Qwen3-30B-A3B"), weights="q8_0", cache="float16"), 273e9)
+    assert found.cause == incident.BATCH_GROWS and found.levers == ()
+    assert "94% of what grows are experts" in str(found)
+
+
 def test_formats_count_their_scales():
-    assert bytes_per_number("bf16") == bytes_per_number("bfloat16") == 2 and bytes_per_number("fp8") == 1
+    assert bytes_per_number("bf16") == bytes_per_number("bfloat16") == 2 and bytes_per_number("fp8_e4m3") == 1
     # llama.cpp's blocks of 32 numbers: a half-precision scale beside them, or one byte of exponent.
     assert bytes_per_number("Q8_0") == 34 / 32 and bytes_per_number("q4_0") == 18 / 32
     assert bytes_per_number("MXFP4") == 17 / 32

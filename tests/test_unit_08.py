@@ -1,5 +1,6 @@
 """Every number in the prose of unit 08 is computed here."""
 
+import math
 import re
 from pathlib import Path
 
@@ -34,7 +35,11 @@ def test_the_model_and_the_machine():
     assert f"{per_token / 327_680:.1f}" == "31.4" and f"{per_token * 30_000 / 1e9:.0f}" == "309"
     assert f"{RATE / 1e12:.2f}" == "3.73" and round((141.1e9 + per_token * 30_000) / 1e9) == 450
     assert f"{per_token / 1e6:.1f}" == "10.3" and f"{RATE / (8 * 3.35e12):.0%}" == "14%"
-    said("31.4 sessions", "309e9 bytes", "3.73e12 bytes", "450e9 bytes", "10.3 MB", "14 % of their bandwidth")
+    assert f"{per_token / 2_621_440:.1f}" == "3.9"
+    alone = 40 * (139.0e9 + 30_000 * 327_680) / (139.0e9 + 1_000 * 327_680)
+    assert f"{alone:.1f}" == "42.7"
+    said("31.4 sessions", "3.9 with MHA", "from 40 to 42.7 ms", "309e9 of cache", "3.73e12 bytes", "450e9 bytes")
+    said("10.3 MB", "14 % of their bandwidth")
     assert f"{resident_bytes(g) * 4.5 / 16 / 1e9:.1f}" == "39.7" and f"{139.0 * 4.5 / 16:.1f}" == "39.1"
     sheets = {"L4": "L4", "A100-80GB": "A100-80GB SXM", "H100 SXM": "H100 SXM", "H200 SXM": "H200 SXM"}
     for shown, id in sheets.items():
@@ -64,7 +69,10 @@ def test_the_plan_in_the_text():
     assert [round(ms) for ms in alone] == [41, 27, 38, 11]
     assert round(sum(alone)) == 117 and round(steps[0] - steps[-1]) == 93
     assert sum(by_name[n].days for n in order) == 33 and sum(by_name[n].quality for n in order) == 3.5
-    said("41, 27, 38 and 11 ms", "117 of 120 ms", "they save 93", "33 days and 3.5 %", "35 days")
+    multiplied = steps[0] * math.prod(1 - ms / steps[0] for ms in alone)
+    assert round(steps[0] - sum(alone)) == 3 and round(multiplied) == 38
+    said("3 of the 120 ms would be left; if shares of a step multiplied, 38. Bytes say 27.", "they save 93 and not 117")
+    said("41, 27, 38 and 11 ms", "33 days and 3.5 %", "35 days")
     assert (limits.quality, limits.days) == (4.0, 35)
     assert f"{1e3 * service.tpot_seconds():.1f}" == "119.9"
 
@@ -85,7 +93,12 @@ def test_the_sweeps_that_bend():
     for id, ends in (("depth-glm-4.7-flash-2x3090", "121 → 89"), ("depth-glm-4.7-flash-3090", "119 → 90")):
         points = {point["depth"]: point["tok_s"] for point in data.measurement(id)["data"]}
         assert f"{points[0]:.0f} → {points[8_192]:.0f}" == ends
+        assert f"{1e3 / points[8_192] - 1e3 / points[0]:.0f}" == "3"
         said(ends)
+    latents = 47 * 576 * 2 * 8_192  # layers · numbers · bytes · tokens
+    assert f"{latents / 1e9:.2f}" == "0.44"
+    assert latents / (1e9 * data.device("RTX 3090")["bandwidth_GBps"]) == pytest.approx(0.5e-3, rel=0.06)
+    said("0.44 GB in 16 bits", "half a millisecond")
 
 
 def test_the_first_picture_has_a_service_for_every_cause():

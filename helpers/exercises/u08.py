@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -235,7 +237,8 @@ def six_causes(function):
 def stacked(function):
     service, levers, _ = plan.scenario()
     by_name = {lever.name: lever for lever in levers}
-    number(call(function, service, []), 1e3 * service.tpot_seconds(), unit="ms", rel=1e-3, name="no levers", slips={
+    bare = SimpleNamespace(**dataclasses.asdict(service))  # its numbers, without the method that answers the exercise
+    number(call(function, bare, []), 1e3 * service.tpot_seconds(), unit="ms", rel=1e-3, name="no levers", slips={
         "You left the batch out: each session has a cache of its own.": 1e3
         * (service.weight_bytes + service.kv_bytes_per_token * service.context)
         / service.bytes_per_second,
@@ -248,15 +251,15 @@ def stacked(function):
         ["system prompt of 4,000 read once"],
         ["prefix caching", "kernels fused"],
         ["fp8 cache", "int4 cache, keys per channel"],
-        ["sinks and a window of 4,096", "compaction at 16,000"],
-        ["system prompt of 4,000 read once", "sinks and a window of 4,096"],
+        ["a window of 4,096 behind the system prompt", "compaction at 16,000"],
+        ["system prompt of 4,000 read once", "a window of 4,096 behind the system prompt"],
         [lever.name for lever in levers],
     ]
     for names in cases:
         chosen = [by_name[name] for name in names]
         expect = 1e3 * service.tpot_seconds(chosen)
         number(
-            call(function, service, chosen),
+            call(function, bare, chosen),
             expect,
             unit="ms",
             rel=1e-3,

@@ -35,6 +35,7 @@ CAUSES = (CACHE_GROWS, BATCH_GROWS, PREFIX_MISSES, UNSPLIT, WINDOWS_IGNORED, LAU
 # A difference smaller than this tells nothing: repeated runs of one server differ by as much.
 NOISE = 0.10
 SAME = 1.3  # contexts, or batches, within this ratio of each other count as one
+FASTER = 1.15  # times the data sheet: what is read faster than this was not read, or not in these formats
 STEEP = 2.5  # times the slope that bytes allow, from which on a kernel, not memory, is what limits
 
 
@@ -48,7 +49,8 @@ def bytes_per_number(form: str) -> float:
     Raises:
         ValueError: a form that is not known.
     """
-    plain = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
+    plain = {"float32": 4.0, "float16": 2.0, "fp16": 2.0, "bfloat16": 2.0, "int8": 1.0}
+    plain |= dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1.0)
     if form in plain:
         return plain[form]
     try:
@@ -178,6 +180,8 @@ def diagnose(points: Sequence[Point], model: Model | None = None, bandwidth: flo
     if len(points) < 3:
         raise CannotTell(f"{len(points)} points tell no cause: measure at three contexts or more, far apart")
     times = [p.tpot_seconds for p in points]
+    if model is not None and bandwidth is not None:
+        _require_possible(points, model, bandwidth)
     if (found := _prefix_misses(points)) is not None:
         return found
     contexts, batches = [p.context for p in points], [p.batch for p in points]
@@ -185,8 +189,13 @@ def diagnose(points: Sequence[Point], model: Model | None = None, bandwidth: flo
     if one_context and one_batch:
         raise CannotTell("context and batch stay the same: vary one of them over a factor of four or more")
     line = fit(points)
-    if _ratio(times) < 1 + 2 * NOISE or line.slope_seconds <= 0:
+    if _ratio(times) < 1 + 2 * NOISE:
         return _flat(points, line, model, bandwidth)
+    if line.slope_seconds <= 0:
+        raise CannotTell(
+            "the time falls where history or batch grows, and none of the causes does that: was each context measured "
+            "at the same batch, warmed up, with the server otherwise idle?"
+        )
     if one_context:
         return _batch_grows(points, line, model)
     alone = fit(points, per="sequence")
@@ -202,6 +211,18 @@ def diagnose(points: Sequence[Point], model: Model | None = None, bandwidth: flo
             "the server otherwise idle and the batch held still"
         )
     return _by_bytes(points, line, model, bandwidth)
+
+
+def _require_possible(points: Sequence[Point], model: Model, bandwidth: float) -> None:
+    """No step is faster than its bytes; of a mixture of experts at least what one token needs is read."""
+    for p in points:
+        floor = (model.weight_bytes() + p.batch * model.kv_bytes(p.context)) / bandwidth
+        if floor > FASTER * p.tpot_seconds:
+            raise CannotTell(
+                f"at {p.context:,.0f} tokens and batch {p.batch:.3g} a token takes {p.tpot_seconds * 1e3:.1f} ms, and "
+                f"reading its bytes takes {floor * 1e3:.1f} by the data sheet: the model, its formats, the batch or "
+                "the number of GPUs is not what was said, or a step gives several tokens (speculative decoding)"
+            )
 
 
 def _prefix_misses(points: Sequence[Point]) -> Diagnosis | None:
@@ -236,7 +257,7 @@ def _flat(points, line: Line, model: Model | None, bandwidth: float | None) -> D
     share = max(floors) / slowest.tpot_seconds
     said = (
         f"reading the bytes takes {min(floors) * 1e3:.1f} to {max(floors) * 1e3:.1f} ms by the data sheet, "
-        f"{share:.0%} of it"
+        f"at most {share:.0%} of the slowest step"
     )
     if share > 1 / 3 and _ratio(floors) < SAME:
         raise CannotTell(f"{said}: the step is near its floor, and history is a small part of it; measure longer ones")
@@ -249,7 +270,15 @@ def _batch_grows(points, line: Line, model: Model | None) -> Diagnosis:
     evidence = [f"the context stays at about {statistics.median(p.context for p in points):,.0f} tokens"]
     evidence.append(f"the batch goes from {min(batches):.3g} to {max(batches):.3g}, and the time with it")
     levers = []
-    if line.intercept_seconds > 0:
+    if model is not None and model.geometry.moe:
+        few, many = (f(points, key=lambda p: p.batch) for f in (min, max))
+        experts = model.weight_bytes(many.batch) - model.weight_bytes(few.batch)
+        caches = many.batch * model.kv_bytes(many.context) - few.batch * model.kv_bytes(few.context)
+        evidence.append(
+            f"by bytes, {experts / (experts + caches):.0%} of what grows are experts, of which a larger batch touches "
+            "more (if each token picks its own independently); only the rest is cache"
+        )
+    elif line.intercept_seconds > 0 and line.misfit < NOISE:
         half = max(p.context * p.batch for p in points) / 2
         levers.append(Lever("half the batch", line.at(half), "on twice the machines"))
         levers += _smaller_cache(points, line, model)
@@ -259,6 +288,11 @@ def _batch_grows(points, line: Line, model: Model | None) -> Diagnosis:
 def _by_bytes(points, line: Line, model: Model | None, bandwidth: float | None) -> Diagnosis:
     """Time that grows with the history: is it what the bytes take?"""
     evidence = [_said(line, "token of history")]
+    if line.intercept_seconds <= 0:
+        raise CannotTell(
+            f"{evidence[0]}. No step takes less than nothing: the time grows faster than the history, or the shortest "
+            "contexts are missing. Measure at 1,000 tokens, and at twice the longest context"
+        )
     if model is None:
         evidence.append("whether that is what the bytes take, the model's config.json would tell")
         return Diagnosis(CACHE_GROWS, line, tuple(evidence), ())
@@ -271,18 +305,21 @@ def _by_bytes(points, line: Line, model: Model | None, bandwidth: float | None) 
     cached = per_token(windowed=True) / line.slope_seconds
     full = per_token(windowed=False) / line.slope_seconds
     # What the weights stream at, if all of the intercept is their time: a lower bound of the bandwidth.
-    weights = model.weight_bytes(batch) / max(line.intercept_seconds, 1e-9)
+    weights = model.weight_bytes(batch) / line.intercept_seconds
     known = bandwidth or weights
     evidence.append(
         f"by its slope the cache streams at {cached / 1e9:,.0f} GB/s, by the intercept the weights at "
         f"{weights / 1e9:,.0f} GB/s or more" + (f"; the data sheet says {bandwidth / 1e9:,.0f}" if bandwidth else "")
     )
-    if cached > 1.2 * known and bandwidth:
+    if bandwidth and cached > FASTER * bandwidth:
         raise CannotTell(
-            f"the cache would stream at {cached / 1e9:,.0f} GB/s where {known / 1e9:,.0f} can be had: the model, its "
-            "formats, the batch or the number of GPUs is not what was said"
+            f"the cache would stream at {cached / 1e9:,.0f} GB/s where {bandwidth / 1e9:,.0f} can be had: the model, "
+            "its formats, the batch or the number of GPUs is not what was said"
         )
-    if full / cached > 1.3 and abs(math.log(full / known)) < abs(math.log(cached / known)) and cached < known / 1.3:
+    nearer = abs(math.log(full / known)) < abs(math.log(cached / known)) and (
+        not bandwidth or full < FASTER * bandwidth
+    )
+    if full / cached > 1.3 and nearer and cached < known / 1.3:
         evidence.append(
             f"the windows of {model.geometry.sliding_layers} of {model.geometry.layers} layers would make the slope "
             f"{full / cached:.1f} times smaller; it is what all layers reading all tokens cost"
@@ -293,6 +330,11 @@ def _by_bytes(points, line: Line, model: Model | None, bandwidth: float | None) 
             f"history streams {min(known, weights) / cached:.1f} times more slowly than the weights: perhaps a kernel "
             "that leaves most of the chip idle on a long context, or that converts or expands what it reads"
         )
+        evidence.append(
+            f"a batch of {batch * min(known, weights) / cached:,.0f} would cost the same: is {batch:.3g} right?"
+        )
+        if model.geometry.mla:
+            evidence.append("and with tensor parallelism each GPU reads the whole latent, so that they do not add up")
         return Diagnosis(UNSPLIT, line, tuple(evidence), ())
     return Diagnosis(CACHE_GROWS, line, tuple(evidence), tuple(_smaller_cache(points, line, model)))
 
@@ -314,9 +356,10 @@ def _smaller_cache(points, line: Line, model: Model | None) -> list[Lever]:
 
 
 def _said(line: Line, per: str) -> str:
+    slope = line.slope_seconds * 1e9
     return (
-        f"TPOT = {line.intercept_seconds * 1e3:.1f} ms + {line.slope_seconds * 1e9:,.3g} ns per {per}; half of the "
-        f"points lie within {line.misfit:.1%} of it"
+        f"TPOT = {line.intercept_seconds * 1e3:.1f} ms + {f'{slope:,.0f}' if slope >= 100 else f'{slope:.3g}'} ns per "
+        f"{per}; half of the points lie within {line.misfit:.1%} of it"
     )
 
 

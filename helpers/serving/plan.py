@@ -91,7 +91,8 @@ def scenario() -> tuple[Service, list[Lever], Limits]:
         [
             Lever("fp8 cache", cache=0.5, quality=1.0, days=3),
             Lever("int4 cache, keys per channel", cache=0.28, quality=3.6, days=15),
-            Lever("sinks and a window of 4,096", keep=4_100, quality=6.0, days=5),
+            # It keeps the 4,000 tokens of the system prompt as sinks, so that they can be shared as well.
+            Lever("a window of 4,096 behind the system prompt", keep=8_096, quality=6.0, days=5),
             Lever("compaction at 16,000", keep=16_000, quality=1.0, days=10),
             Lever("weights in 4.5 bits", weights=0.28, quality=1.5, days=8),
             Lever("system prompt of 4,000 read once", shared=4_000, days=12),

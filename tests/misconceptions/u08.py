@@ -135,9 +135,10 @@ WRONG = {
         (stacked(tokens="service.batch * (held - shared)"), "read the shared tokens once"),
         (stacked(weights="min([1.0, *(x.weights * x.cache for x in chosen)])"), "cache's factor too"),
         (stacked(cache="1.0"), "changes nothing"),
+        (stacked(result="1e3 * service.tpot_seconds(chosen)"), "no attribute 'tpot_seconds'"),
     ],
     "08.8": [
-        (plan("sinks and a window of 4,096", "int4 cache, keys per channel", "fp8 cache", "compaction at 16,000"),
+        (plan("a window of 4,096 behind the system prompt", "int4 cache, keys per channel", *FOUR[::2]),
          "breaks a limit"),
         (plan("fp8 cache", "weights in 4.5 bits", "compaction at 16,000", "prefix caching"), "leaves the bytes"),
         (plan("fp8 cache", "weights in 4.5 bits", "prefix caching", "kernels fused"), "leaves the bytes"),
