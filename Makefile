@@ -26,6 +26,7 @@ help:
 	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
 	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
+	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
 	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
@@ -42,7 +43,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score notebooks course grade test bench gpu-check record clean
+.PHONY: setup lab score notebooks course grade grade-proof test bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -59,6 +60,9 @@ course: $(READY)
 
 grade: $(READY)
 	@$(RUN) tools.autograde $(ARGS)
+
+grade-proof: $(READY)
+	@$(RUN) tools.grade_proof $(ARGS)
 
 test: $(READY)
 	@$(RUN) tools.proof

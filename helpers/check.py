@@ -29,7 +29,7 @@ from helpers.slips import diagnose
 
 __all__ = [
     "CheckFailed", "NotAnswered", "Wrong", "call", "choice", "close", "entries", "exercise", "grade", "hint", "number",
-    "require", "solution",
+    "part", "require", "share", "solution",
 ]  # fmt: skip
 
 # An endless loop in a learner's code is stopped: one call of theirs, and a check as a whole, which may call it often.
@@ -38,6 +38,7 @@ CALL_SECONDS, CHECK_SECONDS = 10.0, 60.0
 PATIENCE = 10
 
 _EXERCISES: dict[str, Callable] = {}
+_parts: list["CheckFailed | None"] = []  # of the running check: what is wrong with each part
 _shown: list[str] = []  # what the running check wants printed beside its tick
 _misses: dict[str, int] = {}  # wrong answers of this session, by exercise
 
@@ -94,22 +95,30 @@ def _origin(function: Callable) -> str:
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
-def grade(name: str, *answers) -> None:
+def grade(name: str, *answers, points: float | None = None) -> float | None:
     """Check the answers to exercise `name` ("02.1").
 
     Raises NotAnswered, or Wrong with a message that names the slip. ValueError for an exercise that does not
     exist and TypeError for a wrong number of answers are mistakes of the notebook, not of the learner.
+
+    With `points` the parts of the exercise (see `part`) count singly: returns the share of `points` for those that
+    are right, and prints what is wrong with the others. If none is right it raises like any other.
     """
     function = _find(name)
     bound = inspect.signature(function).bind(*answers)
     _shown.clear()
+    _parts.clear()
     noise = io.StringIO()
     try:
         with contextlib.redirect_stderr(noise), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _refuse_blanks(name, bound.arguments)
+            if points is None:
+                _refuse_blanks(name, bound.arguments)
             with _limit(CHECK_SECONDS):
                 said = function(*answers)
+            failed = [failure for failure in _parts if failure]
+            if failed and (points is None or len(failed) == len(_parts)):
+                raise next((f for f in failed if isinstance(f, Wrong)), failed[0])
     except NotAnswered as failure:
         raise NotAnswered(str(failure).replace("this exercise", f"exercise {name}")) from None
     except CheckFailed as failure:
@@ -119,9 +128,35 @@ def grade(name: str, *answers) -> None:
     finally:
         if noise.getvalue().strip():
             print(noise.getvalue().strip())
+    if failed:
+        print(f"{len(_parts) - len(failed)} of {len(_parts)} right", *(f"✗ {f}" for f in failed), sep="\n")
+        return share(points * (1 - len(failed) / len(_parts)), points)
     if isinstance(said, str):
         _shown[:] = [said]
     print(f"✓ {name}", *_shown, sep="  ")
+    return None if points is None else float(points)
+
+
+@contextlib.contextmanager
+def part():
+    """Around the check of one of several answers in an exercise: a wrong one does not keep the next from being seen."""
+    try:
+        yield
+        _parts.append(None)
+    except CheckFailed as failure:
+        _parts.append(failure)
+
+
+def share(earned, most: float) -> float:
+    """`earned` as the last line of a test cell that gives part of its `most` points: a plain float from 0 to `most`.
+
+    nbgrader takes NaN, numpy's numbers and text for full marks, and more than the most for an error. Raises ValueError
+    for what is no finite number.
+    """
+    earned = float(earned)
+    if not math.isfinite(earned):
+        raise ValueError(f"{earned} is no number of points")
+    return min(max(earned, 0.0), float(most))
 
 
 def _missed(name: str, failure: CheckFailed) -> CheckFailed:

@@ -433,3 +433,37 @@ def test_a_long_message_is_wrapped_between_words():
     lines = "\n".join(long._render_traceback_()).splitlines()
     assert max(map(len, lines)) <= 88 and len(lines) > 2
     assert " ".join(lines).split() == long.message().split()
+
+
+@pytest.fixture
+def parted():
+    @check.exercise("99.77")
+    def checked(answer):
+        for name, expect in (("a", 1), ("b", 2), ("c", 3)):
+            with check.part():
+                check.number(answer[name], expect, name=name)
+
+    yield
+    del check._EXERCISES["99.77"]
+
+
+def test_parts_count_singly_and_say_what_each_wants(parted, capsys):
+    assert check.grade("99.77", {"a": 1, "b": 5, "c": None}, points=3) == 1.0
+    said = capsys.readouterr().out
+    assert "1 of 3 right" in said and "✗ b is 5" in said and "c is still blank" in said
+    assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}, points=3) == 3.0
+    with pytest.raises(check.Wrong):
+        check.grade("99.77", {"a": 0, "b": 0, "c": 0}, points=3)
+    with pytest.raises(check.NotAnswered):
+        check.grade("99.77", {"a": None, "b": None, "c": None}, points=3)
+    with pytest.raises(check.Wrong, match="b is 5"):
+        check.grade("99.77", {"a": 1, "b": 5, "c": 3})
+    assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}) is None
+
+
+def test_a_share_of_points_is_a_plain_number_within_bounds():
+    assert [check.share(x, 3) for x in (2, np.float32(1.5), -1, 7)] == [2.0, 1.5, 0.0, 3.0]
+    assert type(check.share(np.float64(1), 3)) is float
+    for nonsense in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="no number of points"):
+            check.share(nonsense, 3)

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import csv
 import io
+import json
 import re
 import signal
 import sys
@@ -20,11 +21,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tools import handed_in, lms, sandbox
+from tools import alike, class_report, handed_in, lms, sandbox
 from tools.grading import Grader, Result
 from tools.handed_in import Submission
 from tools.ledger import Ledger
 from tools.score import report
+from tools.source import exercise_id, kind, text
 from tools.units import ROOT, CourseError, find, write_whole
 
 GRADED, HUMAN, ABSENT = "graded", "needs a human", "not submitted"
@@ -101,6 +103,20 @@ class Class:
             if not path.exists() or path.read_bytes() != content:
                 write_whole(path, content)
 
+    def write_class_report(self) -> Path:
+        """One page about all of them, `report.html`."""
+        answers, stubs = {}, {}
+        ids = _ids({s.student for s in self.handed} | {student for student, _ in self.results})
+        for student, unit in self.results:
+            graded = self.output / "submitted" / ids[student] / unit / f"{unit}.ipynb"
+            released = self.output / "notebooks" / unit / f"{unit}.ipynb"
+            answers |= {(student, name): source for name, source in _answers(graded).items()}
+            stubs |= _answers(released)
+        path = self.output / "report.html"
+        pairs = alike.pairs(answers, stubs)
+        write_whole(path, class_report.page(list(self.results.values()), self.absent, pairs).encode())
+        return path
+
     def write_for_platform(self) -> None:
         """The grades in the roster's form, beside the CSV; whoever is on one side only is named."""
         ids = {s.student: s.lms_id for s in self.handed}
@@ -162,6 +178,14 @@ def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
     # A spreadsheet would run a cell that begins with one of these as a formula.
     writer.writerows([["'" + c if c[:1] in ("=", "+", "-", "@") else c for c in row] for row in sorted(rows)])
     return out.getvalue()
+
+
+def _answers(notebook: Path) -> dict[str, str]:
+    """{exercise: source} of a notebook's answer cells; nothing for one that never became a notebook."""
+    if not notebook.exists():
+        return {}
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return {exercise_id(cell): text(cell) for cell in cells if kind(cell) == "answer"}
 
 
 def _ids(students: set[str]) -> dict[str, str]:
@@ -243,7 +267,7 @@ def _summary(run: Class) -> int:
         f"\n{len(results) - len(human)} graded, {len(human)} need a human, {len(run.absent)} not submitted; "
         f"{run.options.csv}"
     )
-    print(f"what to tell each student: {run.output / 'reports'}")
+    print(f"what to tell each student: {run.output / 'reports'}; about the class: {run.write_class_report()}")
     if human:
         print("need a human:\n" + "\n".join(human))
     return 1 if human else 0

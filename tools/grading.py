@@ -159,6 +159,7 @@ class Grader:
                 if not exercise.full:
                     kind, message = _error(by_id.get(grade.name)) or ("", "")
                     exercise.answered = kind != "NotAnswered"
+                    message = message or _printed(by_id.get(grade.name))
                     exercise.message = f"your answer's cell stops with {': '.join(answer)}" if answer else message
                     exercise.timed_out = kind == "TookTooLong"
                 exercise.timed_out |= bool(answer) and answer[0] in ("CellTimeoutError", "KeyboardInterrupt")
@@ -172,6 +173,11 @@ def _error(cell: dict | None) -> tuple[str, str] | None:
         if output["output_type"] == "error":
             return output["ename"], output["evalue"].strip() or output["ename"]
     return None
+
+
+def _printed(cell: dict | None) -> str:
+    """What a test cell printed: of one that gives part of its points, what the rest wants."""
+    return "".join("".join(o["text"]) for o in (cell or {}).get("outputs", []) if o["output_type"] == "stream").strip()
 
 
 def _why(log: str) -> str:

@@ -1,0 +1,79 @@
+"""What a test cell's outcome is to nbgrader: the points, and a message without a word of the hidden test."""
+
+import pytest
+from nbformat.v4 import new_code_cell
+from nbgrader.utils import determine_grade
+
+from tools.asking import TookTooLong
+from tools.judge import Judge
+
+
+class Given:
+    """Stands for a conversation: a notebook's names, as a dictionary."""
+
+    def __init__(self, **names):
+        self.names = names
+
+    def value(self, name):
+        if name not in self.names:
+            raise NameError(f"your notebook does not define {name}")
+        if isinstance(self.names[name], BaseException):
+            raise self.names[name]
+        return self.names[name]
+
+
+def judged(source, set_up="", **names):
+    """(points of 3, message) of a test cell whose answers are `names`."""
+    judge = Judge()
+    judge.set_up(set_up)
+    outputs = judge.test("test-77-1", source, ["x", "f"], Given(**names), 3.0)
+    cell = new_code_cell(source, outputs=outputs, metadata={"nbgrader": {"grade": True, "points": 3}})
+    return determine_grade(cell)[0], next((o["evalue"] for o in outputs if o["output_type"] == "error"), "")
+
+
+SCORES = ["2.0", "0", "3", "1 + 1"]
+NONSENSE = ["float('nan')", "float('inf')", "-1", "3.5", "'3'", "[3]", "True", "__import__('numpy').float64(9)"]
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_last_value_is_the_score(score):
+    assert judged(score) == (float(eval(score)), "")
+
+
+@pytest.mark.parametrize("score", NONSENSE)
+def test_what_nbgrader_would_take_for_full_marks_is_none(score):
+    points, message = judged(score)
+    assert points == 0 and "for a score of at most 3" in message
+
+
+def test_set_up_names_come_from_the_release_and_answers_from_inside():
+    assert judged("assert twice(x) == 4", "def twice(x): return 2 * x", x=2) == (3, "")
+    assert judged("assert f(x) == 4", f=lambda x: 2 * x, x=2) == (3, "")
+    assert judged("%time\nassert x", "%matplotlib inline\n!ls", x=1)[0] == 0, "a test cell is plain Python"
+
+
+def test_an_undefined_answer_is_named():
+    assert judged("assert x") == (0, "`x` is not defined: the cell above the test has to define it under this name")
+
+
+HIDDEN = "pass\n### BEGIN HIDDEN TESTS\n{}\n### END HIDDEN TESTS\n"
+
+
+def test_of_a_hidden_test_only_its_authors_words_are_told():
+    assert judged(HIDDEN.format("assert x == 42, 'the sum is off'"), x=1) == (0, "the sum is off")
+    plain = "passes what is shown, but not a hidden test of the same exercise"
+    assert judged(HIDDEN.format("assert x == 42"), x=1) == (0, plain)
+    assert judged(HIDDEN.format("[(a, b)] = x"), x=[]) == (0, f"{plain} (ValueError)")
+
+    def theirs(*_):
+        error = AssertionError("was given 42")
+        error.place = "f", ""
+        raise error
+
+    assert judged(HIDDEN.format("f(42)"), f=theirs) == (0, plain)
+    assert judged("assert x == 42, 'shown'", x=1) == (0, "shown")
+
+
+def test_a_kernel_that_is_gone_is_no_wrong_answer():
+    with pytest.raises(TookTooLong):
+        judged("assert x", x=TookTooLong("late"))
