@@ -78,6 +78,10 @@ def test_fp8_as_the_prose_describes_it():
     says("It reaches ±448, and rounding is off by at most 1/16 of each number (from 2⁻⁶ up)")
     info = torch.finfo(torch.float8_e4m3fn)
     assert info.max == 448 and info.smallest_normal == 2**-6 and info.eps == 2**-3
+    says("finer than fp8 for every number above about an eighth of the largest")
+    x = torch.linspace(0.127, 1.0, 1_000)  # the largest is 1: half a step of int8 is 1 / 254
+    worst = 2.0 ** (x.log2().floor() - 4)  # half the distance of two neighbours in fp8
+    assert worst.min() > 1 / 254 > 2**-8 and round(1 / 254 * 32, 2) == 0.13
     x = torch.logspace(-6, torch.tensor(448.0).log2(), 20_001, base=2)
     assert 1 / 18 < ((to_fp8(x).float() - x) / x).abs().max() <= 1 / 16
 

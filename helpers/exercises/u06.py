@@ -109,7 +109,7 @@ def quantize_int8(function):
     close(
         scale,
         x.abs().amax(-1) / 127,
-        rel=1e-4,
+        rel=2e-3,  # many add a little to a scale, against a division by zero; / 128 is off by 8e-3
         absolute=1e-9,
         name="scale of many tokens",
         slips={

@@ -58,6 +58,14 @@ quantized_bytes = {  # bytes for one token, all layers
     "int4, groups of 32, 2-byte scale and 2-byte zero": None,
 }
 ### BEGIN SOLUTION
+# HINT: The 128 numbers of a key are one vector; so are those of a value. How many
+#       vectors does a token have over 32 layers and 8 KV heads?
+# HINT: Bytes of one vector: 128 at 8 bits; two levels share a byte at 4 bits. Then its
+#       scales and zeros: how many groups of 64, or of 32, are in 128 dims?
+# HINT: Each group has a scale of 2 bytes, and in the int4 schemes a zero of 2 bytes as
+#       well.
+# WHY: Scales and zeros are read in every step like the numbers themselves, and the
+#       smaller the groups, the more of them there are.
 heads = 2 * 32 * 8  # K and V of every layer's KV heads
 quantized_bytes = {
     "fp8, no scales": heads * 128,
@@ -100,6 +108,12 @@ assert len(quantized_bytes) == 4, "four schemes"
 # %% answer="06.2"
 break_even_tokens = {"H100": None, "B200": None}  # tokens of context
 ### BEGIN SOLUTION
+# HINT: At the break-even both lines give the same time: intercept + slope · tokens,
+#       twice.
+# HINT: fp8 begins with more milliseconds and gains some with each token. How many
+#       tokens earn the difference of the intercepts back?
+# WHY: The extra intercept is paid once a step, and the saving grows with the context:
+#       below the crossing fp8 costs, above it pays.
 break_even_tokens = {
     "H100": (6.58 - 6.44) / (4.37e-5 - 2.37e-5),
     "B200": (3.96 - 3.93) / (1.80e-5 - 9.72e-6),
@@ -139,6 +153,13 @@ def quantize_int8(x):
     Example: one token [-1.27, 0.5, 1.0] → numbers [-127, 50, 100], scale 0.01.
     """
     ### BEGIN SOLUTION
+    # HINT: The largest magnitude of each token and head becomes 127: reduce abs() over
+    #       the last dimension only.
+    # HINT: scale = that ÷ 127, of shape [batch, kv_heads, t]. To divide x by it, it
+    #       needs a last axis: scale[..., None].
+    # HINT: Round to the nearest before .to(torch.int8), which cuts off.
+    # WHY: With a scale of its own a quiet token keeps 127 steps; with a shared one the
+    #       loudest token would decide for all.
     scale = x.abs().amax(dim=-1) / 127
     return torch.round(x / scale[..., None]).to(torch.int8), scale
     ### END SOLUTION
@@ -177,6 +198,13 @@ def quantize_levels(x, bits, dim):
     Example: x = [-1.0, 0.0, 0.4, 2.0], bits 2 → levels [0, 1, 1, 3], scale 1.0, zero -1.0.
     """
     ### BEGIN SOLUTION
+    # HINT: Minimum and maximum along `dim`, with keepdim=True, so that they can be
+    #       subtracted from x as they are.
+    # HINT: 2**bits levels have how many steps between the first and the last? The range
+    #       divided by that is the scale; level 0 stands for the minimum.
+    # HINT: levels = (x − zero) ÷ scale, rounded, as uint8.
+    # WHY: All levels lie between the smallest and the largest number. A symmetric
+    #       quantiser spends some of them where no number is.
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
     scale = (high - low) / (2**bits - 1)
     return torch.round((x - low) / scale).to(torch.uint8), scale, low
@@ -216,6 +244,11 @@ def pack_int4(levels):
     Example: [1, 2, 3, 4] → [1 + 16·3, 2 + 16·4] = [49, 66].
     """
     ### BEGIN SOLUTION
+    # HINT: Split the last dimension in two halves: chunk(2, dim=-1), or two slices.
+    # HINT: The first half stays in the low four bits. By how many bits does the second
+    #       move up, and which operator puts two bit patterns together?
+    # WHY: Halves, and not neighbours: unpacking with one mask and one shift gives two
+    #       vectors that are contiguous already.
     low, high = levels.chunk(2, dim=-1)
     return low | high << 4
     ### END SOLUTION
@@ -290,6 +323,15 @@ def restore_kv(k, v, bits=4, size=32):
     Use your quantize_levels.
     """
     ### BEGIN SOLUTION
+    # HINT: Keys: split the tokens into blocks with unflatten(2, (-1, size)). Along
+    #       which dimension of [b, h, blocks, size, d] does a channel lie within its
+    #       block?
+    # HINT: quantize_levels along that dimension, then levels * scale + zero, then
+    #       flatten(2, 3).
+    # HINT: Values: the same with dimension 3 split. Which dimension now holds the
+    #       `size` dims of one token?
+    # WHY: A loud channel then shares its scale only with itself over time, and a loud
+    #       token only with itself over its dims.
     levels, scale, zero = quantize_levels(k.unflatten(2, (-1, size)), bits, dim=3)
     k = (levels * scale + zero).flatten(2, 3)
     levels, scale, zero = quantize_levels(v.unflatten(3, (-1, size)), bits, dim=4)
@@ -337,6 +379,11 @@ def quantized_bytes_per_token(geometry, bits, group, extra_bytes):
     Example: Llama-3.1-8B, 4 bits, groups of 64, 4 extra bytes → 36,864.
     """
     ### BEGIN SOLUTION
+    # HINT: How many numbers does a token have: K and V, layers, KV heads, head_dim?
+    # HINT: Each number has bits ÷ 8 bytes of its own, and its share of the extra bytes
+    #       of its group. No //, since 4 // 8 is 0.
+    # WHY: Bytes per number are bits ÷ 8 + extra bytes ÷ group: the second term is what
+    #       an article that says 'a quarter' leaves out.
     numbers = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim
     return numbers * (bits / 8 + extra_bytes / group)
     ### END SOLUTION
@@ -501,7 +548,8 @@ estimates.Table(["one byte a number", "of", "error (% of the norm)"], rows)
 
 # %% [markdown]
 # The scale changes little: with 3 bits of mantissa each number is off by up to 1/16 of itself, however it is scaled.
-# int8 has 127 even steps up to the largest number of the token, which is finer for all that are large enough to count.
+# int8 has 127 even steps up to the largest number of the token, off by at most half a step: finer than fp8 for every
+# number above about an eighth of the largest, and these hold most of the norm.
 # What a scale is for in fp8 is its *range*: beyond 448 numbers are clipped, and below 2⁻⁶ the steps get coarser.
 # Nearly all numbers of this model lie within it. vLLM's default is a scale of 1 too, and its documentation recommends to **calibrate**
 # scales on sample text; where values did exceed the range (vllm-project/vllm#54705), that won back about half of what
@@ -626,6 +674,12 @@ estimates.report("06")
 # %% answer="06.8"
 fp8_gain = {2_048: None, 32_768: None}  # % more tokens per second
 ### BEGIN SOLUTION
+# HINT: Tokens per second are 1 ÷ time, and time is bytes ÷ bandwidth. What is left of
+#       the bandwidth in a ratio of two speeds?
+# HINT: (weights + context · 147,456) ÷ (weights + context · half of that). The gain in
+#       per cent is what this has above 1, times 100.
+# WHY: The weights are not in fp8. At short contexts they are nearly all that is read,
+#       and halving the rest gains little.
 fp8_gain = {
     context: 100 * ((8.0445e9 + context * 147_456) / (8.0445e9 + context * 73_728) - 1)
     for context in (2_048, 32_768)
@@ -685,6 +739,13 @@ _ = plots.prediction(
 # %% answer="06.9"
 int4_speedup = {"by bytes": None, "by instructions": None}  # times faster than bf16
 ### BEGIN SOLUTION
+# HINT: By bytes: how many bits does a number have in each of the two caches?
+# HINT: A bf16 number arrives in the time of 2 bytes. For how many instructions is there
+#       time meanwhile, at 6.2 a byte?
+# HINT: If each int4 number needs 7.7 instructions, how many int4 numbers are done in
+#       that time?
+# WHY: The slower of bytes and instructions sets the pace. Fewer bits make the first
+#       faster and leave the second as it is.
 int4_speedup = {"by bytes": 16 / 4.5, "by instructions": 2 * 6.2 / 7.7}
 ### END SOLUTION
 

@@ -179,7 +179,8 @@ RIGHT = {
         int8(
             "scale = torch.linalg.vector_norm(x, ord=float('inf'), dim=3, keepdim=True) / 127",
             result="(x / scale).round().char(), scale.squeeze(3)",
-        )
+        ),
+        int8("scale = x.abs().amax(-1) / 127 + 1e-8"),  # as many do, against a division by zero
     ],
     "06.4": [
         levels(level="((x - low) * (2**bits - 1) / (high - low) + 0.5).floor()"),
