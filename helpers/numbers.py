@@ -24,8 +24,6 @@ def prefixed(value: float, unit: str, digits: int = 3) -> str:
 
 
 def check_int(who: str, name: str, value, minimum: int) -> None:
-    """Raise TypeError or ValueError that names the field unless `value` is a whole number from `minimum` on."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{who}: {name} must be an int, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{who}: {name}={value} must be at least {minimum}")
+    """Raise ValueError that names the field unless `value` is a whole number from `minimum` on; `who` took it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{who}: {name} must be a whole number of at least {minimum}, not {value!r}")

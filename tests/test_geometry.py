@@ -555,23 +555,23 @@ def test_bad_files_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "words"),
     [
-        ({"layers": 0}, ValueError, "layers=0"),
-        ({"hidden": 32.0}, TypeError, "hidden must be an int"),
-        ({"q_heads": True}, TypeError, "q_heads"),
-        ({"kv_heads": 3}, ValueError, "not a multiple"),
-        ({"sliding_layers": 1}, ValueError, "go together"),
-        ({"sliding_window": 8}, ValueError, "go together"),
-        ({"sliding_layers": 3, "sliding_window": 8}, ValueError, "more than layers"),
-        ({"rope_theta": -1.0}, ValueError, "rope_theta"),
-        ({"norm_eps": float("nan")}, ValueError, "norm_eps"),
-        ({"max_positions": 0}, ValueError, "max_positions"),
-        ({"moe": MoE(4, 2, 8, dense_layers=9)}, ValueError, "dense_layers=9"),
+        ({"layers": 0}, "layers must be a whole number of at least 1, not 0"),
+        ({"hidden": 32.0}, "hidden must be a whole number"),
+        ({"q_heads": True}, "q_heads"),
+        ({"kv_heads": 3}, "not a multiple"),
+        ({"sliding_layers": 1}, "go together"),
+        ({"sliding_window": 8}, "go together"),
+        ({"sliding_layers": 3, "sliding_window": 8}, "more than layers"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"norm_eps": float("nan")}, "norm_eps"),
+        ({"max_positions": 0}, "max_positions"),
+        ({"moe": MoE(4, 2, 8, dense_layers=9)}, "dense_layers=9"),
     ],
 )
-def test_bad_geometries_are_named(change, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_geometries_are_named(change, words):
+    with pytest.raises(ValueError, match=words):
         Geometry(**{**TINY, **change})
 
 
@@ -580,9 +580,9 @@ def test_parts_are_checked_too():
         MoE(experts=2, per_token=3, expert_intermediate=8)
     with pytest.raises(ValueError, match="v_head_dim"):
         MLA(8, 8, 8, 0)
-    with pytest.raises(ValueError, match="tokens=-1"):
+    with pytest.raises(ValueError, match="tokens must be a whole number of at least 0, not -1"):
         counts.kv_bytes(Geometry(**TINY), -1)
-    with pytest.raises(TypeError, match="batch"):
+    with pytest.raises(ValueError, match="batch"):
         counts.kv_bytes(Geometry(**TINY), 1, batch=1.5)
 
 

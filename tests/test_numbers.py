@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from helpers.numbers import prefixed, pretty
+from helpers.numbers import check_int, prefixed, pretty
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_a_number_in_a_sentence(value, digits, text):
 )
 def test_a_quantity_with_its_prefix(value, unit, text):
     assert prefixed(value, unit) == text
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3", None])
+def test_what_is_no_whole_number_is_named(value):
+    with pytest.raises(ValueError, match=f"FullCache: batch must be a whole number of at least 1, not {value!r}"):
+        check_int("FullCache", "batch", value, minimum=1)
+    check_int("FullCache", "batch", 1, minimum=1)

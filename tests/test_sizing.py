@@ -3,6 +3,8 @@ import torch
 
 from helpers.models import geometry, sizing
 
+FAMILY = [geometry.get(name) for name in sizing.FAMILY]
+
 
 @pytest.mark.parametrize(
     ("gigabytes", "context", "batch", "name"),
@@ -16,7 +18,7 @@ from helpers.models import geometry, sizing
     ],
 )
 def test_the_largest_model_that_fits(gigabytes, context, batch, name):
-    chosen = sizing.choose_geometry(int(gigabytes * 1e9), context, batch)
+    chosen = sizing.fitting(FAMILY, int(gigabytes * 1e9), context, batch)[0]
     assert chosen.name == name
     assert sizing.model_bytes(chosen, context, batch) < gigabytes * 1e9
 
@@ -30,7 +32,7 @@ def test_published_sizes():
 
 def test_a_device_that_is_too_small_is_told_what_is_missing():
     with pytest.raises(sizing.NothingFits, match=r"Llama-3\.2-1B with 8192 tokens .* needs 2\.7 GB"):
-        sizing.choose_geometry(int(2.5e9))
+        sizing.fitting(FAMILY, int(2.5e9), context=8192)
 
 
 def test_a_slice_of_a_70b():

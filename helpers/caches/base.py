@@ -14,6 +14,7 @@ import torch
 from helpers import kernels
 from helpers.models import rope
 from helpers.models.geometry import Geometry
+from helpers.numbers import check_int
 
 
 class CacheFull(ValueError):
@@ -80,9 +81,8 @@ class KVCache(ABC):
         device="cpu",
         backend: str | None = None,
     ):
-        for name, value in (("capacity", capacity), ("batch", batch)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        check_int(type(self).__name__, "capacity", capacity, minimum=1)
+        check_int(type(self).__name__, "batch", batch, minimum=1)
         if geometry.mla is not None and not self.keeps_latents:
             raise ValueError(f"{geometry.name} keeps latents, not keys and values: use LatentCache")
         if geometry.mla is None and self.keeps_latents:

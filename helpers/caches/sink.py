@@ -9,6 +9,7 @@ import torch
 from helpers.caches.base import OverwritingCache
 from helpers.models import rope
 from helpers.models.geometry import Geometry
+from helpers.numbers import check_int
 
 TILE = 256  # queries of a prompt that attend together: their scores must stay small
 
@@ -204,9 +205,8 @@ class SinkCache(SinkBuffers):
 
 
 def _check_sizes(sinks: int, window: int, capacity: int) -> None:
-    for name, value, least in (("sinks", sinks, 0), ("window", window, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    check_int("SinkCache", "sinks", sinks, minimum=0)
+    check_int("SinkCache", "window", window, minimum=1)
     if window < sinks:
         raise ValueError(
             f"window={window} is smaller than sinks={sinks}: the sinks are the few, the window the many; "

@@ -60,7 +60,7 @@ class Geometry:
     `head_dim` is its own number: in many models it is not hidden / q_heads. `sliding_layers` of the `layers`
     see only the last `sliding_window` tokens. Under MLA, `kv_heads` equals `q_heads` and `head_dim` is the
     query-key width. `rope_theta` is None where positions are learned. `gated_mlp` is False for the older
-    two-matrix MLP. Raises TypeError or ValueError that names the field.
+    two-matrix MLP. Raises ValueError that names the field.
     """
 
     name: str

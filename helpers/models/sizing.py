@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from helpers.models import counts
-from helpers.models import geometry as geometries
 from helpers.models.geometry import Geometry
 
 FAMILY = ("Llama-3.1-8B", "Llama-3.2-3B", "Llama-3.2-1B")  # largest first
@@ -34,13 +33,6 @@ def model_bytes(geometry: Geometry, context: int, batch: int = 1, dtype: torch.d
 def usable_bytes(free_bytes: int) -> int:
     """What of `free_bytes` may be planned with."""
     return int(free_bytes - max(SPARE_BYTES, SPARE_FRACTION * free_bytes))
-
-
-def choose_geometry(
-    free_bytes: int, context: int = 8192, batch: int = 1, dtype: torch.dtype = torch.bfloat16
-) -> Geometry:
-    """The largest model of FAMILY that fits with its cache. Raises NothingFits as `fitting` does."""
-    return fitting([geometries.get(name) for name in FAMILY], free_bytes, context, batch, dtype)[0]
 
 
 def fitting(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from helpers.numbers import check_int
+
 
 class OutOfBlocks(RuntimeError):
     """Every block of the pool is referenced by a live session; nothing was changed."""
@@ -58,9 +60,8 @@ class BlockManager:
     """
 
     def __init__(self, blocks: int, block_size: int):
-        for label, value in (("blocks", blocks), ("block_size", block_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{label} must be a whole number of at least 1, not {value!r}")
+        check_int("BlockManager", "blocks", blocks, minimum=1)
+        check_int("BlockManager", "block_size", block_size, minimum=1)
         self.blocks, self.block_size = blocks, block_size
         self.references = [0] * blocks
         self.free = list(range(blocks - 1, -1, -1))

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from helpers.numbers import check_int
+
 VOCABULARY = 49_152
 
 
@@ -141,8 +143,7 @@ def hashed(requests: Iterable[Request], block_size: int, answers: bool = True) -
         answers: keep the blocks that an answer fills, too. The newest token of an answer has not been read yet, so its
             key and value do not exist.
     """
-    if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, not {block_size}")
+    check_int("hashed", "block_size", block_size, minimum=1)
     numbers: dict[tuple, int] = {}
 
     def names(tokens: Sequence[int]) -> list[int]:
@@ -255,8 +256,9 @@ def hit_tokens(requests: Iterable[HashedRequest], block_size: int, blocks: int |
     Raises:
         ValueError: a size is not positive.
     """
-    if block_size < 1 or (blocks is not None and blocks < 1):
-        raise ValueError(f"block_size and blocks must be at least 1, not {block_size} and {blocks}")
+    check_int("hit_tokens", "block_size", block_size, minimum=1)
+    if blocks is not None:
+        check_int("hit_tokens", "blocks", blocks, minimum=1)
     cached: OrderedDict[int, None] = OrderedDict()  # oldest first
     hits = []
     for request in requests:
