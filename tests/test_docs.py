@@ -34,10 +34,11 @@ def test_commands_exist(page):
 
 def test_the_readme_lists_every_unit_and_the_time_it_takes():
     rows = dict(found(r"\(notebooks/([\w-]+)/[^)]+\)[^\n]*\| (\d+) min \|", TEXTS[ROOT / "README.md"]))
-    assert sorted(rows) == [unit.name for unit in find()]
+    assert sorted(rows) == [unit.name for unit in find()], "README.md has a line for each unit, with its minutes"
     for unit in find():
         said = re.search(r"About (\d+)[\s#]+minutes", unit.source.read_text(encoding="utf-8"))
-        assert said and said[1] == rows[unit.name], f"{unit.name}: README says {rows[unit.name]} min"
+        assert said, f"{unit.name}: its introduction has to say “About {rows[unit.name]} minutes”, as README.md does"
+        assert said[1] == rows[unit.name], f"{unit.name}: README says {rows[unit.name]} min"
 
 
 def test_no_page_names_a_path_of_one_machine():

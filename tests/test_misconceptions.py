@@ -31,7 +31,8 @@ def test_unit_is_complete(unit):
     wrong, right = known(unit)
     assert unit.exercises, "the unit has no exercise"
     assert len(set(unit.exercises)) == len(unit.exercises)
-    assert set(wrong) == set(right) == set(unit.exercises)
+    for name, cases in (("WRONG", wrong), ("RIGHT", right)):
+        assert set(cases) == set(unit.exercises), f"tests/misconceptions/u{unit.number}.py: {name} needs each exercise"
     for cell in unit.cells:
         if cell.test:
             assert unit.answer(cell.test).source.count("### BEGIN SOLUTION") == 1
