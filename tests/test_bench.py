@@ -48,6 +48,26 @@ def test_a_peer_that_was_timed_at_one_batch_only_is_not_called_missing_at_the_ot
     assert "llama.cpp" not in four["against"]
 
 
+def test_a_step_of_several_tokens_stands_against_as_many_single_ones():
+    timed = {("ours", 1, 16): milliseconds(10), ("ours", 4, 16): milliseconds(99)}
+    timed |= {("tokens", 1, 16): milliseconds(11), ("tokens", 4, 16): milliseconds(12)}
+    one, four = bench.tokens_rows(timed)
+    assert one["name"] == "step of 1 token, batch 1, context 16" and four["value"] == pytest.approx(12)
+    assert four["against"]["as many single steps"]["value"] == pytest.approx(40)
+    assert [r["against"]["as many single steps"]["ratio"] for r in (one, four)] == pytest.approx([1.1, 0.3])
+
+
+def test_steps_of_several_tokens_are_taken_at_their_context():
+    steps = bench.tokens_steps(Decoder(SMALL), (20,))
+    assert set(steps) == {("tokens", tokens, 20) for tokens in (1, 2, 4, 8)}
+    for (_, tokens, context), step in steps.items():
+        cache = FullCache(SMALL, 40)
+        cache.fill(context)
+        expected = Decoder(SMALL).decode(torch.zeros(1, tokens, dtype=torch.long), cache)
+        for _ in range(2):
+            torch.testing.assert_close(step(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_quantised_attention_stands_against_the_float32_cache():
     timed = {("MHA", "float32"): milliseconds(9), ("MHA", "int8"): milliseconds(3)}
     plain, int8 = bench.attention_rows(timed, {("MHA", "float32"): 3e8, ("MHA", "int8"): 8e7}, 50e9)

@@ -293,6 +293,19 @@ def test_one_sequence_is_cut_and_unequal_ones_go_on_together(kind, backend):
         agree(kind, logits[row], recomputed(kind, backend, [*histories[row][:12], 2]))
 
 
+@pytest.mark.parametrize("t", [2, 5, 8, 9])
+@torch.inference_mode()
+def test_several_tokens_in_one_step_say_what_single_steps_say(kind, backend, t):
+    texts, drafted = [text(40, seed) for seed in (1, 2)], [text(t, seed) for seed in (3, 4)]
+    cache = make(kind, backend, batch=2)
+    feed(kind, backend, cache, texts)
+    logits = step(kind, backend, cache, drafted)
+    assert logits.shape == (2, t, KEYS.vocab) and cache.lengths == [start_of(kind) + 40 + t] * 2
+    for row, history in enumerate(texts):
+        for i in range(t):
+            agree(kind, logits[row, i], recomputed(kind, backend, [*history, *drafted[row][: i + 1]]))
+
+
 @torch.inference_mode()
 def test_a_single_sequence_is_cut_as_it_is_rewound(kind, backend):
     tokens, cache = text(14), make(kind, backend)
@@ -375,13 +388,13 @@ def test_other_shapes_and_types_are_refused_by_name(kind, backend, t):
     if not kind.startswith(("Int", "Fp8")):
         wrong["precision"] = entries(cache, t, dtype=torch.float64)
     for what, (k, v) in wrong.items():
-        with pytest.raises(ValueError, match="k must be|v must be|is torch|of this cache is"):
+        with pytest.raises(ValueError, match="k must be|v must be|is torch|of this cache are"):
             cache.append(0, k, v)
         assert unchanged(cache, before) and cache.seen(0) == 10, what
     cache.append(0, *good)
     q = queries(cache, t)
     for bad in (q[:1], q[:, :3], torch.cat((q, q), dim=3), q[..., 0]):
-        with pytest.raises(ValueError, match="q must be|of this cache is"):
+        with pytest.raises(ValueError, match="q must be|of this cache are"):
             cache.attend(0, bad)
     assert cache.attend(0, q).shape[:3] == q.shape[:3]
 

@@ -66,6 +66,46 @@ def test_decoding_step_by_step_equals_one_prefill():
     assert cache.length == 30
 
 
+@pytest.mark.parametrize("batch, t", [(1, 2), (1, 5), (1, 8), (1, 9), (2, 4), (3, 3)])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_several_tokens_in_one_step_equal_single_ones_and_float64(backend, batch, t):
+    decoder = Decoder(SMALL, backend=backend, seed=3)
+    precise = copy.deepcopy(decoder)
+    precise.backend = "reference"
+    precise.double()
+    tokens = torch.randint(SMALL.vocab, (batch, 20 + 2 * t), generator=torch.Generator().manual_seed(4))
+    whole = precise.prefill(tokens, FullCache(SMALL, 60, batch=batch, dtype=torch.float64), all_positions=True)
+    cache = FullCache(SMALL, 60, batch=batch, backend=backend)
+    decoder.prefill(tokens[:, :20], cache)
+    together = torch.cat([decoder.decode(tokens[:, at : at + t], cache) for at in (20, 20 + t)], dim=1)
+    torch.testing.assert_close(together.double(), whole[:, 20:], atol=1e-4, rtol=1e-4)
+    cache.rewind(20)
+    single = torch.stack([decoder.decode(tokens[:, at], cache) for at in range(20, 20 + 2 * t)], dim=1)
+    torch.testing.assert_close(together, single, atol=1e-4, rtol=1e-4)
+    assert torch.equal(together.argmax(-1), single.argmax(-1)) and torch.equal(
+        single.argmax(-1), whole[:, 20:].argmax(-1)
+    )
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_drafts_verified_in_one_step_give_the_greedy_tokens(t):
+    """Half of each draft is right: what is accepted, and the token after it, are what greedy decoding says."""
+    decoder, prompt = Decoder(SMALL, seed=3), torch.arange(12)
+    expected = greedy(decoder, FullCache(SMALL, 60), prompt, 30)
+    cache = FullCache(SMALL, 60)
+    answer = [int(decoder.prefill(prompt[None], cache).argmax())]
+    while len(answer) + t <= 30:
+        here = len(answer)
+        draft = [
+            token if i < t // 2 else (token + 1) % SMALL.vocab for i, token in enumerate(expected[here : here + t - 1])
+        ]
+        said = decoder.decode(torch.tensor([[answer[-1], *draft]]), cache)[0].argmax(-1).tolist()
+        kept = next((i for i, token in enumerate(draft) if token != said[i]), len(draft))
+        cache.truncate(0, 12 + here + kept)
+        answer += said[: kept + 1]
+    assert len(answer) > 20 and answer == expected[: len(answer)]
+
+
 def test_greedy_generation_equals_transformers():
     theirs, ours = twin(SMALL)
     prompt = torch.randint(SMALL.vocab, (12,), generator=torch.Generator().manual_seed(5))
@@ -107,6 +147,12 @@ def test_a_sequence_that_does_not_fit_says_so_and_stores_nothing():
 def test_tokens_of_a_wrong_shape_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         Decoder(SMALL).prefill(tokens, FullCache(SMALL, 8))
+
+
+def test_a_step_takes_one_or_several_tokens_a_sequence():
+    for tokens in (torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 1, 1, dtype=torch.long)):
+        with pytest.raises(ValueError, match=r"\[batch\], or \[batch, t\] with t ≥ 1"):
+            Decoder(SMALL).decode(tokens, FullCache(SMALL, 8))
 
 
 def test_what_the_decoder_does_not_run_is_refused():

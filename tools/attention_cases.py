@@ -56,8 +56,16 @@ def poisoned():
         torch.empty = plain
 
 
-def attention(q, k, v, lengths, scale) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float64, one KV head after the other: q [batch, q_heads, d], k and v [batch, kv_heads, capacity, ·]."""
+def attention(q, k, v, lengths, scale, least=0) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float64, one KV head after the other: q [batch, q_heads, d], k and v [batch, kv_heads, capacity, ·].
+
+    The queries of the newest t tokens, q [batch, q_heads, t, d], come one after the other, each over one token more,
+    but over `least` at least.
+    """
+    if q.dim() == 4:
+        shorter = [[max(least, length - fewer) for length in lengths] for fewer in range(q.shape[2] - 1, -1, -1)]
+        each = [attention(q[:, :, i], k, v, seen, scale) for i, seen in enumerate(shorter)]
+        return tuple(torch.stack(parts, dim=2) for parts in zip(*each, strict=True))
     q, k, v = q.double().cpu(), k.double().cpu(), v.double().cpu()
     batch, q_heads, _ = q.shape
     group = q_heads // k.shape[1]
@@ -88,6 +96,12 @@ def cases(dtype: torch.dtype, device="cpu", fp8: bool = True) -> dict[str, Calla
         "int4, groups and zero points": lambda: _int4(dtype, device, groups=2, columns=False, zeros=True),
         "latent": lambda: _latent(dtype, device),
         "shared prefix": lambda: _cascade(dtype, device),
+        "3 tokens": lambda: _wide(dtype, device, kv_heads=2, group=3, tokens=3),
+        "8 tokens, paged": lambda: _paged(dtype, device, block_size=16, tokens=8),
+        "5 tokens, int8": lambda: _int8(dtype, device, columns=True, tokens=5),
+        "2 tokens, int4": lambda: _int4(dtype, device, groups=2, columns=False, zeros=True, tokens=2),
+        "4 tokens, latent": lambda: _latent(dtype, device, tokens=4),
+        "3 tokens, shared prefix": lambda: _cascade(dtype, device, tokens=3),
     }
     if fp8:
         made["fp8"] = lambda: _fp8(dtype, device, scales=False)
@@ -114,12 +128,14 @@ def _keys_values(dtype, device, kv_heads, dim):
     return k, v
 
 
-def _queries(dtype, device, heads, dim):
-    return _random(len(LENGTHS), heads, dim, dtype=dtype, device=device, seed=3)
+def _queries(dtype, device, heads, dim, tokens):
+    """[batch, heads, dim], or for several newest tokens [batch, heads, tokens, dim], laid out as a decoder has them."""
+    q = _random(len(LENGTHS), tokens, heads, dim, dtype=dtype, device=device, seed=3)
+    return q.transpose(1, 2) if tokens > 1 else q[:, 0]
 
 
-def _wide(dtype, device, kv_heads, group, dim=32):
-    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+def _wide(dtype, device, kv_heads, group, dim=32, tokens=1):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim, tokens), _keys_values(dtype, device, kv_heads, dim)
     return Case(
         "wide",
         lambda: cuda.decode_attention(q, k, v, _lengths(device), return_lse=True),
@@ -150,8 +166,8 @@ def _into_blocks(tensors, block_size, seed=4):
     return pools, table.to(tensors[0].device)
 
 
-def _paged(dtype, device, block_size, kv_heads=2, group=2, dim=32):
-    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+def _paged(dtype, device, block_size, kv_heads=2, group=2, dim=32, tokens=1):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim, tokens), _keys_values(dtype, device, kv_heads, dim)
     (k_blocks, v_blocks), table = _into_blocks((k, v), block_size)
     return Case(
         "paged",
@@ -173,8 +189,8 @@ def _as_columns(v):
     return v.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _int8(dtype, device, columns, block_size=0, dim=32):
-    q = _queries(dtype, device, 6, dim)
+def _int8(dtype, device, columns, block_size=0, dim=32, tokens=1):
+    q = _queries(dtype, device, 6, dim, tokens)
     generator = torch.Generator().manual_seed(5)
     shape = (len(LENGTHS), 2, CAPACITY, dim)
     k, v = (torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).to(device) for _ in range(2))
@@ -198,8 +214,8 @@ def _unpack(packed):
     return torch.cat([packed & 15, packed >> 4], dim=-1).double()
 
 
-def _int4(dtype, device, groups, columns, zeros, dim=32):
-    q = _queries(dtype, device, 6, dim)
+def _int4(dtype, device, groups, columns, zeros, dim=32, tokens=1):
+    q = _queries(dtype, device, 6, dim, tokens)
     generator = torch.Generator().manual_seed(8)
     shape = (len(LENGTHS), 2, CAPACITY, dim // 2)
     k, v = (torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device) for _ in range(2))
@@ -224,7 +240,7 @@ def _int4(dtype, device, groups, columns, zeros, dim=32):
 
 
 def _fp8(dtype, device, scales, dim=32):
-    q = _queries(dtype, device, 6, dim)
+    q = _queries(dtype, device, 6, dim, 1)
     k, v = (x.to(torch.float8_e4m3fn) for x in _keys_values(torch.float32, device, 2, dim))
     k_scale, v_scale = (_scales(device, seed=seed) if scales else None for seed in (6, 7))
     wide_k, wide_v = (x.double() * (1 if s is None else s.double()[..., None]) for x, s in ((k, k_scale), (v, v_scale)))
@@ -237,8 +253,8 @@ def _fp8(dtype, device, scales, dim=32):
     )
 
 
-def _latent(dtype, device, heads=20, rank=64, rope=16):
-    q = _queries(dtype, device, heads, rank + rope)
+def _latent(dtype, device, heads=20, rank=64, rope=16, tokens=1):
+    q = _queries(dtype, device, heads, rank + rope, tokens)
     latent, _ = _keys_values(dtype, device, 1, rank + rope)
     latent = latent[:, 0]
     return Case(
@@ -249,8 +265,8 @@ def _latent(dtype, device, heads=20, rank=64, rope=16):
     )
 
 
-def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77):
-    q, (k, v) = _queries(dtype, device, kv_heads * group, dim), _keys_values(dtype, device, kv_heads, dim)
+def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77, tokens=1):
+    q, (k, v) = _queries(dtype, device, kv_heads * group, dim, tokens), _keys_values(dtype, device, kv_heads, dim)
     prefix_k, prefix_v = (_random(1, kv_heads, 128, dim, dtype=dtype, device=device, seed=seed) for seed in (13, 14))
     prefix_k[:, :, prefix:] = BEYOND
     batch = len(LENGTHS)
@@ -261,6 +277,6 @@ def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77):
     return Case(
         "shared prefix",
         lambda: (cuda.cascade_attention(q, prefix_k, prefix_v, prefix, k, v, _lengths(device)),),
-        attention(q, whole_k, whole_v, [prefix + length for length in LENGTHS], dim**-0.5)[:1],
+        attention(q, whole_k, whole_v, [prefix + length for length in LENGTHS], dim**-0.5, least=prefix)[:1],
         TOLERANCE[dtype],
     )

@@ -4,11 +4,13 @@
     python -m tools.bench --seconds 120      # more samples
 
 A row holds a name, a value with its unit, and what the value stands `against`: a byte floor (the bytes that the step
-reads ÷ the read bandwidth measured in the same run) or a peer on the same weights, each with the ratio of our value to
-it. A peer that is not installed is listed as such. Weights are synthetic: time does not depend on them.
+reads ÷ the read bandwidth measured in the same run), a peer on the same weights, or another way of ours to the same
+end (as many tokens one by one, a float32 cache), each with the ratio of our value to it. A peer that is not installed
+is listed as such. Weights are synthetic: time does not depend on them.
 """
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -29,6 +31,7 @@ from tools import bench_peers
 
 MODEL = "SmolLM2-135M"
 BATCHES = (1, 4)
+TOKENS, TOKENS_CONTEXTS = (1, 2, 4, 8), (16, 1024, 8192)  # newest tokens of a step, as in the verification of drafts
 PEERS = ("transformers", "llama.cpp")
 ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds
 ATTENTION_FORMS = {"MHA": 1, "GQA-4": 4}  # query heads a KV head
@@ -69,6 +72,16 @@ def decode_rows(timed: Mapping, step_bytes: Mapping, read_bytes_per_second: floa
                 against[peer] = None if found is None else found.ms
         ours = timed["ours", batch, context]
         rows.append(row(f"decode step, batch {batch}, context {context:,}", ours.ms, "ms", against))
+    return rows
+
+
+def tokens_rows(timed: Mapping) -> list[dict]:
+    """A row for each ("tokens", t, context) in `timed`: a step of t tokens beside t times ("ours", 1, context)."""
+    rows = []
+    for tokens, context in (key[1:] for key in timed if key[0] == "tokens"):
+        against = {"as many single steps": tokens * timed["ours", 1, context].ms}
+        name = f"step of {tokens} token{'s' * (tokens > 1)}, batch 1, context {context:,}"
+        rows.append(row(name, timed["tokens", tokens, context].ms, "ms", against))
     return rows
 
 
@@ -114,6 +127,22 @@ def decode_steps(decoder: Decoder, contexts: Sequence[int]) -> tuple[dict, dict]
     return steps, step_bytes
 
 
+def tokens_steps(decoder: Decoder, contexts: Sequence[int]) -> dict:
+    """Steps of several tokens by ("tokens", t, context), at batch 1, all over one cache."""
+    cache = FullCache(decoder.geometry, max(contexts) + max(TOKENS))
+    cache.fill(max(contexts))
+
+    def step(newest: torch.Tensor, context: int) -> torch.Tensor:
+        cache.rewind(context)
+        return decoder.decode(newest, cache)
+
+    return {
+        ("tokens", tokens, context): functools.partial(step, torch.zeros(1, tokens, dtype=torch.long), context)
+        for tokens in TOKENS
+        for context in contexts
+    }
+
+
 def attention_steps(tokens: int = ATTENTION_TOKENS, layers: int = ATTENTION_LAYERS) -> tuple[dict, dict]:
     """Steps by (form, precision), each over `layers` layers, and the bytes of cache that each reads."""
     cpu = kernels.select("cpu")
@@ -151,18 +180,21 @@ def _bytes(stored) -> int:
 def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     """Everything in one interleaved sweep; the rows of the table."""
     kernels.select("cpu").warm_up()
-    steps, step_bytes = decode_steps(Decoder(geometry.get(MODEL)), contexts)
+    decoder = Decoder(geometry.get(MODEL))
+    steps, step_bytes = decode_steps(decoder, contexts)
+    several = tokens_steps(decoder, [context for context in TOKENS_CONTEXTS if context in contexts])
     attention, attention_bytes = attention_steps()
     reading, read = devices.read_step(torch.device("cpu"))
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
-    everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **attention}
+    everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **several, **attention}
     timed = timing.Clock("cpu").sweep(everything, seconds, label="bench", lead_in_seconds=LEAD_IN_SECONDS)
     rate = read / timed[READ].median
     rows = [
         row(READ, rate / 1e9, "GB/s"),
         row(MATMUL, 2 * size**3 / timed[MATMUL].median / 1e9, "GFLOP/s"),
         *decode_rows(timed, step_bytes, rate, PEERS),
+        *tokens_rows(timed),
         *attention_rows(timed, attention_bytes, rate),
     ]
     busy = [str(key) for key, each in timed.items() if each.verdict == "busy"]

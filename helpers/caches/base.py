@@ -70,7 +70,7 @@ class KVCache(ABC):
     keeps_latents = False  # rows of MLA instead of keys and values
     any_float = False  # takes keys and values of another floating type than it computes in
     ragged = True  # the sequences may differ in length
-    single = None  # the backend's way with a single token, see `_bound`
+    bound = None  # the backend's way with the newest tokens, see `_bind`
 
     def __init__(
         self,
@@ -246,11 +246,15 @@ class KVCache(ABC):
         """Rows to allocate for `tokens`; the zeros behind the last token never count."""
         return self.kernels.CAPABILITIES.rounded(tokens)
 
-    def _bound(self, kind: str, *stored: torch.Tensor):
-        """The backend's way of handling a single token in two launches instead of dozens, or None if it has none."""
-        if self.kernels.CAPABILITIES.single_token:
-            return self.kernels.SingleToken(kind, stored, self.cos, self.sin)
+    def _bind(self, kind: str, *stored: torch.Tensor):
+        """The backend's way of handling a few tokens in two launches instead of dozens, or None if it has none."""
+        if self.kernels.CAPABILITIES.bound_caches:
+            return self.kernels.BoundCache(kind, stored, self.cos, self.sin)
         return None
+
+    def _takes(self, x: torch.Tensor) -> bool:
+        """Whether the backend's own way serves x [batch, heads, t, width]: a few tokens of sequences of one length."""
+        return self.bound is not None and self._even and 1 <= x.shape[2] <= kernels.FEW
 
     def _claim(self, layer: int, tokens: int) -> tuple[int, int]:
         """Advance `layer` by `tokens`; returns (start, end) of the new positions in the longest sequence."""
@@ -274,20 +278,19 @@ class KVCache(ABC):
             self._ends[layer] = start
             raise
 
-    def _append_one(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """A single token of sequences of one length, by the backend's own way."""
-        start, _ = self._claim(layer, 1)
+    def _append_bound(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        start, _ = self._claim(layer, k.shape[2])
         try:
-            self.single.append(layer, start, k, v)
+            self.bound.append(layer, start, k, v)
         except ValueError:
             self._ends[layer] = start
             raise
 
-    def _attend_one(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        position = self._ends[layer] - 1
-        if position < 0:
-            raise ValueError(f"layer {layer} holds no token yet: append, then attend")
-        return self.single.attend(layer, position, q)
+    def _attend_bound(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        end = self._ends[layer]
+        if q.shape[2] > end:
+            raise ValueError(f"{q.shape[2]} queries, but layer {layer} holds {end} tokens: append, then attend")
+        return self.bound.attend(layer, end - q.shape[2], q)
 
     def _asked(self, layer: int, q: torch.Tensor) -> Places:
         """Check q and say where its tokens stand."""

@@ -3,6 +3,7 @@
 import torch
 
 from helpers.caches.base import KVCache
+from helpers.kernels import FEW
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -27,24 +28,24 @@ class FullCache(KVCache):
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         # Views of single layers, made once: indexing a tensor costs as much as a small kernel.
         self.layers = list(zip(self.keys, self.values, strict=True))
-        self.single = self._bound("float32", self.keys, self.values)
+        self.bound = self._bind("float32", self.keys, self.values)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self.single and self._even and k.shape[2] == 1:
-            return self._append_one(layer, k, v)
+        if self._takes(k):
+            return self._append_bound(layer, k, v)
         places = self._claimed(layer, k, v)
         keys, values = self.layers[layer]
         places.write(keys, places.rotate(k))
         places.write(values, v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        if self.single and self._even and q.shape[2] == 1:
-            return self._attend_one(layer, q)
+        if self._takes(q):
+            return self._attend_bound(layer, q)
         places = self._asked(layer, q)
         q = places.rotate(q)
         k, v = self.layers[layer]
-        if q.shape[2] == 1:
-            return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths)[:, :, None]
+        if q.shape[2] <= FEW:
+            return self.kernels.decode_attention(q, k, v, places.lengths)
         return causal(q, k[:, :, : places.longest], v[:, :, : places.longest], places.lengths)
 
     @property

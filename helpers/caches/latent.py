@@ -3,6 +3,7 @@
 import torch
 
 from helpers.caches.base import KVCache
+from helpers.kernels import FEW
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -64,9 +65,8 @@ class LatentCache(KVCache):
         places = self._asked(layer, q)
         absorbed, position = q.split((self.rank, self.rotary), dim=-1)
         q, rows = torch.cat((absorbed, places.rotate(position)), dim=-1), self.rows[layer]
-        if q.shape[2] == 1:
-            out = self.kernels.decode_attention_latent(q[:, :, 0], rows, self.rank, places.lengths, self.scale)
-            return out[:, :, None]
+        if q.shape[2] <= FEW:
+            return self.kernels.decode_attention_latent(q, rows, self.rank, places.lengths, self.scale)
         rows = rows[:, None, : places.longest]
         return causal(q, rows, rows[..., : self.rank], places.lengths, self.scale)
 

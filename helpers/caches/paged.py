@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from helpers.caches.base import KVCache, Places
-from helpers.kernels import reference
+from helpers.kernels import FEW, reference
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -99,8 +99,8 @@ class PagedCache(KVCache):
         places = self._asked(layer, q)
         q, table = places.rotate(q), places.table
         k, v = self.pool.keys[layer], self.pool.values[layer]
-        if q.shape[2] == 1:
-            return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths, block_table=table)[:, :, None]
+        if q.shape[2] <= FEW:
+            return self.kernels.decode_attention(q, k, v, places.lengths, block_table=table)
         # A copy of every history, once a call: what a prompt costs beside its products.
         k, v = (reference.gather(x, table)[:, :, : places.longest] for x in (k, v))
         return causal(q, k, v, places.lengths)

@@ -11,6 +11,7 @@ import torch
 
 from helpers.caches.base import KVCache, Places
 from helpers.caches.full import FullCache
+from helpers.kernels import FEW
 from helpers.models import rope
 from helpers.models.attention import causal
 
@@ -51,6 +52,8 @@ class SharedPrefixCache(KVCache):
         if q.shape[2] == 1:
             return self.read(layer, q[:, :, 0])[:, :, None]
         own = places.longest - self.prefix_length
+        if q.shape[2] <= min(FEW, own - max(self._behind)):
+            return self._cascade(layer, q, places.lengths)
         parts = zip(self._shared(layer), (self.keys[layer], self.values[layer]), strict=True)
         k, v = (torch.cat((shared.expand(self.batch, -1, -1, -1), x[:, :, :own]), dim=2) for shared, x in parts)
         return causal(q, k, v, places.lengths)
@@ -61,9 +64,12 @@ class SharedPrefixCache(KVCache):
         Returns the same shape. A subclass may replace it, with `parts` for what it attends to.
         """
         end = self._ends[layer]
-        own = self._places(end - 1, end).lengths - self.prefix_length
+        return self._cascade(layer, q, self._places(end - 1, end).lengths)
+
+    def _cascade(self, layer: int, q: torch.Tensor, lengths: int | torch.Tensor) -> torch.Tensor:
         prefix = self.prefix.keys[layer], self.prefix.values[layer], self.prefix_length
-        return self.kernels.cascade_attention(q, *prefix, self.keys[layer], self.values[layer], own)
+        own = self.keys[layer], self.values[layer], lengths - self.prefix_length
+        return self.kernels.cascade_attention(q, *prefix, *own)
 
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What `layer` holds: keys and values of the prefix [1, kv_heads, prefix, head_dim], then those of the

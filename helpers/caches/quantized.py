@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from helpers.caches.base import KVCache, OverwritingCache, Places
 from helpers.caches.full import FullCache
-from helpers.kernels import quantize, reference
+from helpers.kernels import FEW, quantize, reference
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -47,8 +47,8 @@ class QuantizedCache(KVCache):
         self.stored[name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self.single and self._even and k.shape[2] == 1:
-            return self._append_one(layer, k, v)
+        if self._takes(k):
+            return self._append_bound(layer, k, v)
         self._check_entry(k, v)
         quantize.require_finite(k)
         quantize.require_finite(v)
@@ -56,17 +56,21 @@ class QuantizedCache(KVCache):
         self._write(layer, places.rotate(k), v, places)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        if self.single and self.fused and self._even and q.shape[2] == 1:
-            return self._attend_one(layer, q)
+        if self.fused and self._takes(q):
+            return self._attend_bound(layer, q)
         places = self._asked(layer, q)
         q = places.rotate(q)
-        if q.shape[2] > 1:
+        if q.shape[2] > self._few(places):
             return causal(q, *self.dequantize(layer, places.longest), places.lengths)
         if self.fused:
-            return self._attend_packed(layer, q[:, :, 0], places)[:, :, None]
+            return self._attend_packed(layer, q, places)
         # As many rows as the kernel wants of a cache, and no more.
         k, v = (x.contiguous() for x in self.dequantize(layer, self._allocated(places.longest)))
-        return self.kernels.decode_attention(q[:, :, 0], k, v, places.lengths)[:, :, None]
+        return self.kernels.decode_attention(q, k, v, places.lengths)
+
+    def _few(self, places: Places) -> int:
+        """Newest tokens that can attend to what is stored as it is."""
+        return FEW
 
     def _layer(self, layer: int, *names: str) -> list[torch.Tensor]:
         return [self.stored[name][layer] for name in names]
@@ -76,7 +80,7 @@ class QuantizedCache(KVCache):
         raise NotImplementedError
 
     def _attend_packed(self, layer: int, q: torch.Tensor, places: Places) -> torch.Tensor:
-        """Attention of q [batch, q_heads, head_dim], rotated, over what is stored as it is."""
+        """Attention of q [batch, q_heads, t, head_dim], rotated, a few tokens, over what is stored as it is."""
         raise NotImplementedError
 
     def dequantize(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,7 +105,7 @@ class Int8Cache(QuantizedCache):
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, torch.int8)
             self._store(f"{name}_scale", self.rows, None, torch.float32)
-        self.single = self._bound("int8", *self.stored.values())
+        self.bound = self._bind("int8", *self.stored.values())
 
     def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):
@@ -128,7 +132,7 @@ class Int4TokenCache(QuantizedCache):
             self._store(name, self.rows, geometry.head_dim // 2, torch.uint8)
             for part in ("scale", "zero"):
                 self._store(f"{name}_{part}", self.rows, geometry.head_dim // group, torch.float32)
-        self.single = self._bound("int4", *self.stored.values())
+        self.bound = self._bind("int4", *self.stored.values())
 
     def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):
@@ -203,14 +207,20 @@ class Int4ChannelCache(OverwritingCache, QuantizedCache):
         k, k_scale, k_zero = self._layer(layer, "k", "k_scale", "k_zero")
         parts = []
         if whole:
-            parts.append(
-                self.kernels.decode_attention_int4(q, k, k_scale, *v[:2], whole, k_zero, v[2], return_lse=True)
+            rows = q.flatten(1, 2)  # whose tokens all come after the whole blocks: none is to be hidden from any
+            out, lse = self.kernels.decode_attention_int4(
+                rows, k, k_scale, *v[:2], whole, k_zero, v[2], return_lse=True
             )
+            parts.append((out.view(q.shape), lse.view(q.shape[:-1])))
         if whole < end:
             recent_v = reference.unpack_int4(*(x[:, :, whole:end].contiguous() for x in v))
             recent_k = self._waiting(layer, whole, end).contiguous()
             parts.append(self.kernels.decode_attention(q, recent_k, recent_v, end - whole, return_lse=True))
         return self.kernels.merge(*zip(*parts, strict=True))[0]
+
+    def _few(self, places):
+        """Those of the last, unfinished block: one before it must not see all of the block that is packed with it."""
+        return min(FEW, max(1, places.longest % self.block))
 
     def dequantize(self, layer, rows):
         end = self._ends[layer]

@@ -40,7 +40,7 @@ class StaticCache(FullCache):
             return super().attend(layer, q)
         self._check_query(layer, q)
         q = rope.rotate(q, *self._angles())
-        return self.kernels.decode_attention(q[:, :, 0], self.keys[layer], self.values[layer], self.counts)[:, :, None]
+        return self.kernels.decode_attention(q, self.keys[layer], self.values[layer], self.counts)
 
     def rewind(self, length: int) -> None:
         super().rewind(length)

@@ -22,6 +22,9 @@ Shapes, alike in all backends:
         A length of 0 gives zeros and minus infinity. With a `block_table`, int32 [batch, blocks], k and v are those of
         a paged cache, [blocks of the pool, kv_heads, block_size, head_dim]: entry i names the block that holds the
         tokens from i · block_size on.
+        For the newest t tokens at once, q is [batch, q_heads, t, head_dim], and so is what is returned: `length`
+        counts all of them, and each attends to the tokens up to its own. The cache is read once for all, which pays
+        for a FEW; a prompt is better served by `helpers.models.attention`. The functions below take such a q as well.
 
     decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False)
         int8 numbers in the shape of k and v; scales [batch, kv_heads, capacity], one a token and head.
@@ -52,6 +55,7 @@ from types import ModuleType
 import torch
 
 BACKENDS = ("reference", "cpu", "cuda")
+FEW = 8  # newest tokens of a sequence, such as drafted ones, that are answered in one read of the cache; more: a prompt
 TRITON_CAPABILITY = (8, 0)  # Ampere, the oldest GPU that the Triton kernels are written for
 
 _said: set[str] = set()
@@ -68,7 +72,7 @@ class Capabilities:
     Attributes:
         dtypes: of queries and unquantised caches.
         capacity_multiple: tokens; the capacity of a cache that it reads is a multiple of this.
-        single_token: it has `SingleToken`, which handles one token per sequence of a contiguous cache in two launches.
+        bound_caches: it has `BoundCache`, which handles the newest tokens of a contiguous cache in two launches.
         bound_blocks: it has `bind_norm_linear` and `bind_finish_block`, which run all of a layer but its attention.
         fp8: it has `decode_attention_fp8`.
         scales_per_channel: its `decode_attention_int4` takes a scale for a dim of a block of tokens.
@@ -76,7 +80,7 @@ class Capabilities:
 
     dtypes: tuple[torch.dtype, ...]
     capacity_multiple: int = 1
-    single_token: bool = False
+    bound_caches: bool = False
     bound_blocks: bool = False
     fp8: bool = False
     scales_per_channel: bool = False

@@ -19,7 +19,7 @@ from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
     "CAPABILITIES",
-    "SingleToken",
+    "BoundCache",
     "bind_finish_block",
     "bind_norm_linear",
     "cascade_attention",
@@ -32,8 +32,11 @@ __all__ = [
     "warm_up",
 ]
 
-CAPABILITIES = Capabilities(dtypes=(torch.float32,), single_token=True, bound_blocks=True, scales_per_channel=True)
-SMALL_BATCH = 8  # sequences; with more, a product is limited by arithmetic, and torch's matmul is the better one
+CAPABILITIES = Capabilities(dtypes=(torch.float32,), bound_caches=True, bound_blocks=True, scales_per_channel=True)
+SMALL_BATCH = 8  # rows (sequences · tokens); with more, arithmetic is the limit, and torch's matmul is the better one
+# Tokens whose keys are read, then their values. Long, for the sake of the hardware's prefetching, where one or two
+# passes (of four rows of queries) do; short where more passes want to find them in a core's cache.
+TILE, TILE_OF_MANY_ROWS, MANY_ROWS = 2048, 256, 8
 SPLIT_TOKENS = 64  # a split of the context shorter than this costs more to hand out than it saves
 
 
@@ -108,8 +111,8 @@ def bind_finish_block(
     return finish_block
 
 
-class SingleToken:
-    """A cache's tensors, bound: one token's way into them and its query's answer, each in one launch.
+class BoundCache:
+    """A cache's tensors, bound: the newest tokens' way into them and their queries' answer, each in one launch.
 
     Args:
         kind: "float32", "int8" or "int4" (per token).
@@ -130,38 +133,41 @@ class SingleToken:
         self._factor = cpu_kernels.f32(self.head_dim**-0.5) * cpu_kernels.LOG2_E
 
     def append(self, layer: int, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k, rotated, and v [batch, kv_heads, 1, head_dim] to `position`.
+        """Write k, rotated, and v [batch, kv_heads, t, head_dim] to `position` and on, which the caller has checked.
 
         Raises:
             ValueError: NaN or infinity for a quantised cache; nothing was written.
         """
-        k_array, v_array = self._numpy(k, self.kv_heads), self._numpy(v, self.kv_heads)
+        tokens = k.shape[2]
+        k_array, v_array = self._numpy(k, self.kv_heads, tokens), self._numpy(v, self.kv_heads, tokens)
         if not self._append(k_array, v_array, *self._angles, position, *self._layers[layer]):
             quantize.require_finite(torch.cat((k, v)))
 
     def attend(self, layer: int, position: int, q: torch.Tensor) -> torch.Tensor:
-        """Attention of q [batch, q_heads, 1, head_dim], rotated to `position`, over the tokens up to there."""
-        heads = q.shape[1] - q.shape[1] % self.kv_heads
-        splits = _splits(self.batch * self.kv_heads, position + 1)
-        out = np.empty((self.batch, heads, 1, self.head_dim), np.float32)
-        arrays = (*self._angles, position, self._factor, *self._layers[layer], splits, out[:, :, 0])
-        self._attend(self._numpy(q, heads), *arrays)
-        return torch.from_numpy(out)
+        """Attention of q [batch, q_heads, t, head_dim], rotated to `position` and on, each over the tokens up to its
+        own."""
+        heads, tokens = q.shape[1] - q.shape[1] % self.kv_heads, q.shape[2]
+        splits = _splits(self.batch * self.kv_heads, position + tokens)
+        out = np.empty((self.batch, heads * tokens, self.head_dim), np.float32)
+        tile = _tile(heads * tokens // self.kv_heads)
+        arrays = (*self._angles, position, tile, self._factor, *self._layers[layer], splits, out)
+        self._attend(self._numpy(q, heads, tokens), *arrays)
+        return torch.from_numpy(out.reshape(self.batch, heads, tokens, self.head_dim))
 
-    def _numpy(self, x: torch.Tensor, heads: int):
-        expected = (self.batch, heads, 1, self.head_dim)
+    def _numpy(self, x: torch.Tensor, heads: int, tokens: int):
+        expected = (self.batch, heads, tokens, self.head_dim)
         array = x.numpy()  # of which to ask the shape takes half as long
         if array.shape != expected or array.dtype != np.float32:
-            raise ValueError(f"one token of this cache is float32 {list(expected)}, not {x.dtype} {list(x.shape)}")
-        return np.ascontiguousarray(array[:, :, 0])  # a slice of q, k and v of one product, with a batch
+            raise ValueError(f"tokens of this cache are float32 {list(expected)}, not {x.dtype} {list(x.shape)}")
+        return np.ascontiguousarray(array)  # a slice of q, k and v of one product, with a batch
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
-    """Attention of one new token per sequence over a float32 cache; see `helpers.kernels`."""
-    if block_table is not None:
-        k, v = reference.gather(k, block_table), reference.gather(v, block_table)
-    _check_cache(q, k, v, torch.float32, k.shape[-1])
-    return _attend(cpu_kernels.attention, q, k, (k, v), length, scale, return_lse)
+    """Attention of the newest tokens over a float32 cache; see `helpers.kernels`."""
+    _check_cache(q, k, v, torch.float32, k.shape[-1], block_table)
+    if block_table is None:
+        return _attend(cpu_kernels.attention, q, k, (k, v), length, scale, return_lse)
+    return _attend(cpu_kernels.attention_paged, q, k, (k, v, block_table.contiguous()), length, scale, return_lse)
 
 
 def decode_attention_int8(q, k_q, k_scale, v_q, v_scale, length, scale=None, return_lse=False):
@@ -209,23 +215,30 @@ def warm_up() -> None:
     }
     token = torch.zeros(1, 1, 1, 16)
     for kind, stored in kinds.items():
-        single = SingleToken(kind, stored, table, table)
-        single.append(0, 0, token, token)
-        single.attend(0, 0, token)
+        bound = BoundCache(kind, stored, table, table)
+        bound.append(0, 0, token, token)
+        bound.attend(0, 0, token)
+    decode_attention(token, token, token, 1, block_table=torch.zeros(1, 1, dtype=torch.int32))
 
 
 def _attend(kernel, q, k, arrays, length, scale, return_lse):
-    batch, q_heads, head_dim = q.shape
-    lengths = _lengths(length, batch, k.shape[2])
-    out, lse = np.empty((batch, q_heads, head_dim), np.float32), np.empty((batch, q_heads), np.float32)
-    factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
+    batch, head_dim, queries = q.shape[0], q.shape[-1], q.shape[2] if q.dim() == 4 else 1
     views = [tensor.numpy() for tensor in arrays]
+    capacity = k.shape[2] if kernel is not cpu_kernels.attention_paged else k.shape[2] * views[2].shape[1]
+    lengths = _lengths(length, batch, capacity)
+    rows = q.reshape(batch, -1, head_dim).contiguous().numpy()
+    out, lse = np.empty(rows.shape, np.float32), np.empty(rows.shape[:2], np.float32)
+    factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
     splits = _splits(batch * k.shape[1], max(lengths))
-    kernel(q.contiguous().numpy(), factor, *views, np.array(lengths), splits, out, lse)
-    if min(lengths) == 0:
-        empty = [b for b, tokens in enumerate(lengths) if tokens == 0]
-        out[empty], lse[empty] = 0.0, -np.inf
-    return (torch.from_numpy(out), torch.from_numpy(lse)) if return_lse else torch.from_numpy(out)
+    tile = _tile(rows.shape[1] // k.shape[1])
+    if kernel(rows, queries, tile, factor, *views, np.array(lengths), splits, out, lse) is False:
+        raise ValueError(f"block_table names a block that is not there: the pool holds {k.shape[0]} of them")
+    if min(lengths) < queries:
+        for b, tokens in enumerate(lengths):
+            for i in range(queries - tokens):  # they came before the first token
+                out[b, i::queries], lse[b, i::queries] = 0.0, -np.inf
+    out, lse = torch.from_numpy(out).view(q.shape), torch.from_numpy(lse).view(q.shape[:-1])
+    return (out, lse) if return_lse else out
 
 
 def _threads() -> int:
@@ -235,6 +248,10 @@ def _threads() -> int:
         _told.asked, _told.threads = asked, min(asked, numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(_told.threads)
     return _told.threads
+
+
+def _tile(rows: int) -> int:
+    return TILE if rows <= MANY_ROWS else TILE_OF_MANY_ROWS
 
 
 def _splits(tasks: int, longest: int) -> int:
@@ -312,17 +329,22 @@ def _check_matrix(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
         raise ValueError(f"x {list(x.shape)} and {name} {list(weight.shape)} must be [batch, in] and [out, in]")
 
 
-def _check_cache(q, k, v, dtype: torch.dtype, head_dim: int) -> None:
+def _check_cache(q, k, v, dtype: torch.dtype, head_dim: int, block_table: torch.Tensor | None = None) -> None:
     if q.dtype != torch.float32:
         raise KernelUnsupported(f"q is {q.dtype}; the cpu backend computes in float32. Choose backend='reference'")
     _check_type("k", k, dtype)
     _check_type("v", v, dtype)
-    if q.dim() != 3 or k.dim() != 4 or k.shape != v.shape:
+    if q.dim() not in (3, 4) or k.dim() != 4 or k.shape != v.shape:
         raise ValueError(
-            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [batch, q_heads, head_dim] and twice "
-            "[batch, kv_heads, capacity, head_dim]"
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [batch, q_heads, head_dim] (or "
+            "[batch, q_heads, t, head_dim]) and twice [batch, kv_heads, capacity, head_dim]"
         )
-    if q.shape[0] != k.shape[0] or q.shape[2] != head_dim:
-        raise ValueError(f"q {list(q.shape)} does not fit a cache of {k.shape[0]} sequences and head_dim {head_dim}")
+    sequences = k.shape[0] if block_table is None else block_table.shape[0]
+    if q.shape[0] != sequences or q.shape[-1] != head_dim:
+        raise ValueError(f"q {list(q.shape)} does not fit a cache of {sequences} sequences and head_dim {head_dim}")
+    if block_table is not None and (block_table.dim() != 2 or block_table.dtype != torch.int32):
+        raise ValueError(
+            f"block_table must be int32 [batch, blocks], not {block_table.dtype} {list(block_table.shape)}"
+        )
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly")

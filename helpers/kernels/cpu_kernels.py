@@ -14,10 +14,7 @@ import numpy as np
 from numba import prange
 
 f32 = np.float32
-# Tokens whose keys are read, in two or four stretches side by side, then their values. Long, for the sake of the
-# hardware's prefetching; their scores have to stay in a core's cache.
-TILE = 2048
-# The same where int4 numbers are expanded to float32 first: these have to stay in the first-level cache.
+# Tokens of a tile where int4 numbers are expanded to float32 first: these have to stay in the first-level cache.
 EXPANDED_TILE = 64
 LOG2_E = f32(1.4426950408889634)
 LN_2 = f32(0.6931471805599453)
@@ -237,31 +234,35 @@ def finish_block(mixed, x, out, norm, eps, gate_up, down, y, tasks):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# One token per sequence on its way into a cache: rotated (half-split; cos and sin are [positions, head_dim]), quantised
-# where the cache is, and written to its position of a layer. Without `fastmath`, so that the bits are those that torch
-# computes for a whole prompt. Each returns whether it stored the token: a quantised cache refuses what is not finite.
+# The newest tokens on their way into a cache: rotated (half-split; cos and sin are [positions, head_dim]), quantised
+# where the cache is, and written to their positions of a layer, from `position` on. Without `fastmath`, so that the
+# bits are those that torch computes for a whole prompt. Each returns whether it stored the tokens: a quantised cache
+# refuses what is not finite.
 
 
 @_compiled(fastmath=False)
 def rotate(x, cos, sin, position, out):
-    """out = x rotated to `position`, both [batch, heads, head_dim]."""
-    half = x.shape[2] // 2
+    """out = x rotated to `position` and on, both [batch, heads, t, head_dim]."""
+    half = x.shape[3] // 2
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
-            for d in range(half):
-                first, second = x[b, h, d], x[b, h, half + d]
-                out[b, h, d] = first * cos[position, d] - second * sin[position, d]
-                out[b, h, half + d] = second * cos[position, half + d] + first * sin[position, half + d]
+            for i in range(x.shape[2]):
+                p = position + i
+                for d in range(half):
+                    first, second = x[b, h, i, d], x[b, h, i, half + d]
+                    out[b, h, i, d] = first * cos[p, d] - second * sin[p, d]
+                    out[b, h, i, half + d] = second * cos[p, half + d] + first * sin[p, half + d]
 
 
 @_compiled(fastmath=False)
 def append_float32(k, v, cos, sin, position, keys, values):
-    """k and v [batch, kv_heads, head_dim] into float32 [batch, kv_heads, capacity, head_dim]."""
-    rotate(k, cos, sin, position, keys[:, :, position])
+    """k and v [batch, kv_heads, t, head_dim] into float32 [batch, kv_heads, capacity, head_dim]."""
+    rotate(k, cos, sin, position, keys[:, :, position : position + k.shape[2]])
     for b in range(v.shape[0]):
         for h in range(v.shape[1]):
-            for d in range(v.shape[2]):
-                values[b, h, position, d] = v[b, h, d]
+            for i in range(v.shape[2]):
+                for d in range(v.shape[3]):
+                    values[b, h, position + i, d] = v[b, h, i, d]
     return True
 
 
@@ -269,24 +270,27 @@ def append_float32(k, v, cos, sin, position, keys, values):
 def _finite(x):
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
-            for d in range(x.shape[2]):
-                if not abs(x[b, h, d]) <= LARGEST:
-                    return False
+            for i in range(x.shape[2]):
+                for d in range(x.shape[3]):
+                    if not abs(x[b, h, i, d]) <= LARGEST:
+                        return False
     return True
 
 
 @_compiled(fastmath=False, no_cpython_wrapper=True)
-def _to_int8(x, numbers, scale):
-    """As `helpers.kernels.quantize.int8_per_token`: x [batch, heads, head_dim] → int8, and scale [batch, heads]."""
+def _to_int8(x, position, numbers, scale):
+    """As `helpers.kernels.quantize.int8_per_token`: x [batch, heads, t, head_dim] → int8 [batch, heads, capacity,
+    head_dim], and scale [batch, heads, capacity]."""
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
-            largest = f32(0)
-            for d in range(x.shape[2]):
-                largest = max(largest, abs(x[b, h, d]))
-            step = max(largest / f32(127), TINY)
-            for d in range(x.shape[2]):
-                numbers[b, h, d] = np.int8(np.rint(x[b, h, d] / step))
-            scale[b, h] = step
+            for i in range(x.shape[2]):
+                largest = f32(0)
+                for d in range(x.shape[3]):
+                    largest = max(largest, abs(x[b, h, i, d]))
+                step = max(largest / f32(127), TINY)
+                for d in range(x.shape[3]):
+                    numbers[b, h, position + i, d] = np.int8(np.rint(x[b, h, i, d] / step))
+                scale[b, h, position + i] = step
 
 
 @_compiled(fastmath=False)
@@ -296,31 +300,33 @@ def append_int8(k, v, cos, sin, position, k_q, k_scale, v_q, v_scale):
         return False
     rotated = np.empty(k.shape, np.float32)
     rotate(k, cos, sin, position, rotated)
-    _to_int8(rotated, k_q[:, :, position], k_scale[:, :, position])
-    _to_int8(v, v_q[:, :, position], v_scale[:, :, position])
+    _to_int8(rotated, position, k_q, k_scale)
+    _to_int8(v, position, v_q, v_scale)
     return True
 
 
 @_compiled(fastmath=False, no_cpython_wrapper=True)
-def _to_int4(x, packed, scale, zero):
-    """As `helpers.kernels.quantize.per_token` with 4 bits: x [batch, heads, head_dim] → packed [batch, heads,
-    head_dim / 2], scale and zero [batch, heads, groups]."""
-    half, groups = x.shape[2] // 2, scale.shape[2]
-    width = x.shape[2] // groups
-    levels = np.empty(x.shape[2], np.uint8)
+def _to_int4(x, position, packed, scale, zero):
+    """As `helpers.kernels.quantize.per_token` with 4 bits: x [batch, heads, t, head_dim] → packed [batch, heads,
+    capacity, head_dim / 2], scale and zero [batch, heads, capacity, groups]."""
+    half, groups = x.shape[3] // 2, scale.shape[3]
+    width = x.shape[3] // groups
+    levels = np.empty(x.shape[3], np.uint8)
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
-            for c in range(groups):
-                low = high = x[b, h, c * width]
-                for d in range(c * width, c * width + width):
-                    low, high = min(low, x[b, h, d]), max(high, x[b, h, d])
-                step = max(high / f32(15) - low / f32(15), TINY)
-                for d in range(c * width, c * width + width):
-                    level = np.rint(x[b, h, d] / step - low / step)
-                    levels[d] = np.uint8(min(max(level, f32(0)), f32(15)))
-                scale[b, h, c], zero[b, h, c] = step, low
-            for d in range(half):
-                packed[b, h, d] = levels[d] | levels[half + d] << np.uint8(4)
+            for i in range(x.shape[2]):
+                p = position + i
+                for c in range(groups):
+                    low = high = x[b, h, i, c * width]
+                    for d in range(c * width, c * width + width):
+                        low, high = min(low, x[b, h, i, d]), max(high, x[b, h, i, d])
+                    step = max(high / f32(15) - low / f32(15), TINY)
+                    for d in range(c * width, c * width + width):
+                        level = np.rint(x[b, h, i, d] / step - low / step)
+                        levels[d] = np.uint8(min(max(level, f32(0)), f32(15)))
+                    scale[b, h, p, c], zero[b, h, p, c] = step, low
+                for d in range(half):
+                    packed[b, h, p, d] = levels[d] | levels[half + d] << np.uint8(4)
 
 
 @_compiled(fastmath=False)
@@ -331,13 +337,14 @@ def append_int4(k, v, cos, sin, position, k_q, k_scale, k_zero, v_q, v_scale, v_
         return False
     rotated = np.empty(k.shape, np.float32)
     rotate(k, cos, sin, position, rotated)
-    _to_int4(rotated, k_q[:, :, position], k_scale[:, :, position], k_zero[:, :, position])
-    _to_int4(v, v_q[:, :, position], v_scale[:, :, position], v_zero[:, :, position])
+    _to_int4(rotated, position, k_q, k_scale, k_zero)
+    _to_int4(v, position, v_q, v_scale, v_zero)
     return True
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Attention over a tile of at most TILE tokens. `keys` and `values` are [tokens, head_dim], float32 or int8.
+# Attention over a tile, whose keys are read in two or four stretches side by side, then its values. `keys` and `values`
+# are [tokens, head_dim], float32 or int8.
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -800,7 +807,19 @@ def _int4_values(p, values, scale, zero, out):
 
 # ---------------------------------------------------------------------------------------------------------------
 # Attention over a cache: one task per (sequence, KV head, split of the context), then the splits are merged.
-# Shapes are those of `helpers.kernels`; `lengths` is int64 [batch], `factor` is scale · log2(e).
+# Shapes are those of `helpers.kernels`, but that the newest `queries` tokens of a sequence count as further heads: q is
+# [batch, q_heads · queries, head_dim], so that all rows that read one KV head are neighbours, and the cache is read
+# once for all of them. `lengths` is int64 [batch], `tile` the tokens of a tile, `factor` is scale · log2(e).
+
+
+@_compiled(no_cpython_wrapper=True)
+def _hide(s, queries, first, last, length):
+    """Scores of the tokens first … last-1 that came after a row's own: the last query of a sequence sees all `length`
+    tokens, each one before it one fewer."""
+    for i in range(queries - 1):
+        for t in range(max(length - queries + 1 + i, first), last):
+            for row in range(i, s.shape[0], queries):
+                s[row, t - first] = LOWEST
 
 
 @_compiled(no_cpython_wrapper=True)
@@ -845,7 +864,7 @@ def _merge(parts, tops, totals, splits, out, lse):
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def attention(q, factor, k, v, lengths, splits, out, lse):
+def attention(q, queries, tile, factor, k, v, lengths, splits, out, lse):
     """Keys and values float32 [batch, kv_heads, capacity, head_dim]."""
     kv_heads, head_dim = k.shape[1], k.shape[3]
     group = q.shape[1] // kv_heads
@@ -856,17 +875,60 @@ def attention(q, factor, k, v, lengths, splits, out, lse):
     for task in prange(tasks):
         b, h, first, last = _share(task, splits, kv_heads, lengths)
         heads = _group(q, b, h * group, group, factor)
-        s = np.empty((group, TILE), np.float32)
-        for t in range(first, last, TILE):
-            end = min(t + TILE, last)
+        s = np.empty((group, tile), np.float32)
+        for t in range(first, last, tile):
+            end = min(t + tile, last)
             _scores(heads, k[b, h, t:end], s)
+            _hide(s, queries, t, end, lengths[b])
             _softmax(s, end - t, tops[task], totals[task], parts[task])
             _values(s, v[b, h, t:end], parts[task])
     _merge(parts, tops, totals, splits, out, lse)
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse):
+def attention_paged(q, queries, tile, factor, k, v, table, lengths, splits, out, lse):
+    """Keys and values float32 [blocks of the pool, kv_heads, block_size, head_dim], read where they lie: entry i of a
+    row of `table` int32 [batch, blocks] names the block that holds the tokens from i · block_size on.
+
+    Returns False, before anything is read, where it names one that is not there.
+    """
+    kv_heads, size, head_dim = k.shape[1], k.shape[2], k.shape[3]
+    for b in range(q.shape[0]):
+        for i in range((lengths[b] + size - 1) // size):
+            if not 0 <= table[b, i] < k.shape[0]:
+                return False
+    group = q.shape[1] // kv_heads
+    tasks = q.shape[0] * kv_heads * splits
+    parts = np.zeros((tasks, group, head_dim), np.float32)
+    tops = np.full((tasks, group), LOWEST, np.float32)
+    totals = np.zeros((tasks, group), np.float32)
+    for task in prange(tasks):
+        b, h, first, last = _share(task, splits, kv_heads, lengths)
+        heads = _group(q, b, h * group, group, factor)
+        s = np.empty((group, tile), np.float32)
+        for t in range(first, last, tile):
+            end = min(t + tile, last)
+            # A piece is what of the tile lies in one block.
+            start = t
+            while start < end:
+                block, inside = table[b, start // size], start % size
+                piece = min(size - inside, end - start)
+                _scores(heads, k[block, h, inside : inside + piece], s[:, start - t : start - t + piece])
+                start += piece
+            _hide(s, queries, t, end, lengths[b])
+            _softmax(s, end - t, tops[task], totals[task], parts[task])
+            start = t
+            while start < end:
+                block, inside = table[b, start // size], start % size
+                piece = min(size - inside, end - start)
+                _values(s[:, start - t : start - t + piece], v[block, h, inside : inside + piece], parts[task])
+                start += piece
+    _merge(parts, tops, totals, splits, out, lse)
+    return True
+
+
+@_compiled(parallel=ONLY_PRANGE)
+def attention_int8(q, queries, tile, factor, k, k_scale, v, v_scale, lengths, splits, out, lse):
     """Keys and values int8, scales float32 [batch, kv_heads, capacity].
 
     A token's scale multiplies its score and its probability: one number a head instead of head_dim.
@@ -880,11 +942,12 @@ def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
     for task in prange(tasks):
         b, h, first, last = _share(task, splits, kv_heads, lengths)
         heads = _group(q, b, h * group, group, factor)
-        s = np.empty((group, TILE), np.float32)
-        for t in range(first, last, TILE):
-            end = min(t + TILE, last)
+        s = np.empty((group, tile), np.float32)
+        for t in range(first, last, tile):
+            end = min(t + tile, last)
             _scores(heads, k[b, h, t:end], s)
             _multiply_tokens(s, k_scale[b, h, t:end])
+            _hide(s, queries, t, end, lengths[b])
             _softmax(s, end - t, tops[task], totals[task], parts[task])
             _multiply_tokens(s, v_scale[b, h, t:end])
             _values(s, v[b, h, t:end], parts[task])
@@ -892,7 +955,7 @@ def attention_int8(q, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
 
 
 @_compiled(parallel=ONLY_PRANGE)
-def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
+def attention_int4(q, queries, tile, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse):
     """Keys and values packed two to a byte [batch, kv_heads, capacity, head_dim / 2].
 
     Scales and zeros are [batch, kv_heads, rows, columns]. Packed numbers are used as they are read where they have one
@@ -904,7 +967,8 @@ def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, s
     k_rows, v_rows = k.shape[2] // k_scale.shape[2], v.shape[2] // v_scale.shape[2]
     k_packed = k_rows == 1 and k_scale.shape[3] <= 2
     v_packed = v_rows == 1 and v_scale.shape[3] <= 2
-    tokens = TILE if k_packed and v_packed else EXPANDED_TILE
+    if not (k_packed and v_packed):
+        tile = EXPANDED_TILE
     tasks = k.shape[0] * kv_heads * splits
     parts = np.zeros((tasks, group, head_dim), np.float32)
     tops = np.full((tasks, group), LOWEST, np.float32)
@@ -913,49 +977,52 @@ def attention_int4(q, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, s
         b, h, first, last = _share(task, splits, kv_heads, lengths)
         heads = _group(q, b, h * group, group, factor)
         low, high, sums = _halves(heads)
-        s = np.empty((group, tokens), np.float32)
-        tile = np.empty((EXPANDED_TILE, head_dim), np.float32)
-        for t in range(first, last, tokens):
-            end = min(t + tokens, last)
+        s = np.empty((group, tile), np.float32)
+        expanded = np.empty((EXPANDED_TILE, head_dim), np.float32)
+        for t in range(first, last, tile):
+            end = min(t + tile, last)
             if k_packed:
                 _int4_scores(low, high, sums, k[b, h, t:end], k_scale[b, h, t:end], k_zero[b, h, t:end], s)
             else:
-                _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, tile[: end - t])
-                _scores(heads, tile[: end - t], s)
+                _unpack(k[b, h], k_scale[b, h], k_zero[b, h], t, k_rows, expanded[: end - t])
+                _scores(heads, expanded[: end - t], s)
+            _hide(s, queries, t, end, lengths[b])
             _softmax(s, end - t, tops[task], totals[task], parts[task])
             if v_packed:
                 _int4_values(s, v[b, h, t:end], v_scale[b, h, t:end], v_zero[b, h, t:end], parts[task])
             else:
-                _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, tile[: end - t])
-                _values(s, tile[: end - t], parts[task])
+                _unpack(v[b, h], v_scale[b, h], v_zero[b, h], t, v_rows, expanded[: end - t])
+                _values(s, expanded[: end - t], parts[task])
     _merge(parts, tops, totals, splits, out, lse)
 
 
-# The same three for a q [batch, q_heads, head_dim] that is still to be rotated to `position`, over the tokens up to
-# there: one launch, and nothing to allocate, for what a decode step asks of a cache.
+# The same, but paged, for a q [batch, q_heads, t, head_dim] that is still to be rotated to `position` and on, each over
+# the tokens up to its own: one launch, and nothing to allocate, for what a decode step asks of a cache.
 
 
 @_compiled(no_cpython_wrapper=True)
-def _single(q, cos, sin, position):
-    """The rotated q, lengths and room for the log-sum-exp."""
+def _newest(q, cos, sin, position):
+    """The rotated q as rows, lengths and room for the log-sum-exp."""
+    batch, heads, queries, head_dim = q.shape
     rotated = np.empty(q.shape, np.float32)
     rotate(q, cos, sin, position, rotated)
-    return rotated, np.full(q.shape[0], position + 1), np.empty(q.shape[:2], np.float32)
+    rows = rotated.reshape((batch, heads * queries, head_dim))
+    return rows, np.full(batch, position + queries), np.empty((batch, heads * queries), np.float32)
 
 
 @_compiled()
-def attend_float32(q, cos, sin, position, factor, k, v, splits, out):
-    rotated, lengths, lse = _single(q, cos, sin, position)
-    attention(rotated, factor, k, v, lengths, splits, out, lse)
+def attend_float32(q, cos, sin, position, tile, factor, k, v, splits, out):
+    rows, lengths, lse = _newest(q, cos, sin, position)
+    attention(rows, q.shape[2], tile, factor, k, v, lengths, splits, out, lse)
 
 
 @_compiled()
-def attend_int8(q, cos, sin, position, factor, k, k_scale, v, v_scale, splits, out):
-    rotated, lengths, lse = _single(q, cos, sin, position)
-    attention_int8(rotated, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
+def attend_int8(q, cos, sin, position, tile, factor, k, k_scale, v, v_scale, splits, out):
+    rows, lengths, lse = _newest(q, cos, sin, position)
+    attention_int8(rows, q.shape[2], tile, factor, k, k_scale, v, v_scale, lengths, splits, out, lse)
 
 
 @_compiled()
-def attend_int4(q, cos, sin, position, factor, k, k_scale, k_zero, v, v_scale, v_zero, splits, out):
-    rotated, lengths, lse = _single(q, cos, sin, position)
-    attention_int4(rotated, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse)
+def attend_int4(q, cos, sin, position, tile, factor, k, k_scale, k_zero, v, v_scale, v_zero, splits, out):
+    rows, lengths, lse = _newest(q, cos, sin, position)
+    attention_int4(rows, q.shape[2], tile, factor, k, k_scale, k_zero, v, v_scale, v_zero, lengths, splits, out, lse)

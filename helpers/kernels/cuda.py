@@ -14,7 +14,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels
+from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels, reference
 
 CAPACITY_MULTIPLE = 64  # tokens
 CAPABILITIES = Capabilities(
@@ -29,10 +29,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
-    """Attention of one new token per sequence over bf16, fp16 or fp32 keys and values.
+    """Attention of the newest tokens over bf16, fp16 or fp32 keys and values.
 
     Args:
-        q: [batch, q_heads, head_dim].
+        q: [batch, q_heads, head_dim], or for the newest t tokens of each sequence [batch, q_heads, t, head_dim].
         k, v: [batch, kv_heads, capacity, head_dim]; with a `block_table`, [blocks of the pool, kv_heads, block_size,
             head_dim].
         length: tokens each sequence holds, int or integer tensor [batch].
@@ -41,8 +41,8 @@ def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=
         block_table: int32 [batch, blocks a sequence may have], the block that holds tokens i·block_size and on.
 
     Returns:
-        [batch, q_heads, head_dim] in q's dtype, and with `return_lse` float32 [batch, q_heads]. A sequence of length 0
-        gets zeros and minus infinity.
+        The shape and dtype of q, and with `return_lse` float32 of that shape without head_dim. A query that sees no
+        token gets zeros and minus infinity.
 
     Raises:
         ValueError: shapes that do not fit each other.
@@ -102,34 +102,29 @@ def decode_attention_latent(q, latent, rank, length, scale, return_lse=False, bl
 
 
 def merge(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over several stretches of keys from the attention over each: outs [batch, q_heads, width] each, their
-    log-sum-exps [batch, q_heads] → the same two over all keys."""
-    parts = torch.stack([out.float() for out in outs], dim=2)
-    return _combine(parts, torch.stack(lses, dim=2), outs[0].dtype)
+    """Attention over several stretches of keys from the attention over each: outs [batch, q_heads, width] each, or
+    [batch, q_heads, t, width], their log-sum-exps without the width → the same two over all keys."""
+    shape = lses[0].shape
+    parts = torch.stack([out.float().flatten(1, -2) for out in outs], dim=2)
+    out, lse = _combine(parts, torch.stack([lse.flatten(1) for lse in lses], dim=2), outs[0].dtype)
+    return out.view(*shape, -1), lse.view(shape)
 
 
 def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=None):
     """Attention of sequences that share a prefix, whose cache is read once for all of them.
 
     Args:
-        q: [batch, q_heads, head_dim].
+        q: [batch, q_heads, head_dim], or with several newest tokens as in `decode_attention`.
         prefix_k, prefix_v: [1, kv_heads, capacity, head_dim], the shared tokens.
         prefix_length: int, or integer tensor [1].
         k, v, length: each sequence's own tokens, as in `decode_attention`.
 
     Returns:
-        [batch, q_heads, head_dim].
+        The shape of q.
     """
-    batch, q_heads, head_dim = q.shape
-    kv_heads = k.shape[1]
-    group = q_heads // kv_heads
-    # To the kernel, the queries of all sequences are one large group of query heads.
-    together = q.view(batch, kv_heads, group, head_dim).transpose(0, 1).reshape(1, kv_heads * batch * group, head_dim)
-    out, lse = decode_attention(together, prefix_k, prefix_v, prefix_length, scale, return_lse=True)
-    out = out.view(kv_heads, batch, group, head_dim).transpose(0, 1).reshape(batch, q_heads, head_dim)
-    lse = lse.view(kv_heads, batch, group).transpose(0, 1).reshape(batch, q_heads)
-    own, own_lse = decode_attention(q, k, v, length, scale, return_lse=True)
-    return merge([out, own], [lse, own_lse])[0]
+    return reference.cascade_attention(
+        q, prefix_k, prefix_v, prefix_length, k, v, length, scale, attend=decode_attention, merge=merge
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,12 +158,13 @@ def launch(kind: str, v_form: str, group: int, block: int, capability: tuple[int
 
 def constants(
     kind: str, settings: Launch, *, kv_heads: int, group: int, head_dim: int, splits: int, v_form: str, compute: str,
-    int4: bool = False, scales: int = 0, zeros: bool = False, block: int = 0, tail: int = 0,
+    queries: int = 1, int4: bool = False, scales: int = 0, zeros: bool = False, block: int = 0, tail: int = 0,
 ) -> dict:  # fmt: skip
-    """The compile-time constants of `cuda_kernels.split_attention`, by name."""
+    """The compile-time constants of `cuda_kernels.split_attention`, by name; `group` counts the rows of one KV head."""
     return {
         "KV_HEADS": kv_heads,
         "HEADS": settings.heads,
+        "SEVERAL": queries > 1,
         "HEAD_TILES": -(-group // settings.heads),
         "WIDTH": head_dim // 2 if int4 else head_dim - tail,
         "TAIL": tail,
@@ -202,8 +198,11 @@ def choose_splits(programs: int, tiles: int, multiprocessors: int) -> int:
 def _attend(
     q, k, v, length, scale, return_lse, block_table, k_scale=None, v_scale=None, k_zero=None, v_zero=None, latent_rank=0
 ):
+    shape, queries = q.shape, q.shape[2] if q.dim() == 4 else 1
+    # The newest tokens' queries count as further heads.
+    q = q.reshape(shape[0], -1, shape[-1])
     batch, q_heads, head_dim = q.shape
-    rows, kv_heads, capacity, stored_dim = k.shape
+    kv_heads, capacity = k.shape[1], k.shape[2]
     int4 = k.dtype == torch.uint8
     group = q_heads // kv_heads
     block = 0 if block_table is None else capacity
@@ -211,7 +210,7 @@ def _attend(
     tail = head_dim - latent_rank if latent_rank else 0
     v_form = "latent" if latent_rank else "rows" if v.stride(-1) == 1 else "columns"
     settings = launch(kind, v_form, group, block, _capability(q.device))
-    _check(q, k, v, block_table, int4, tail, settings.tile, latent_rank)
+    _check(q, queries, k, v, block_table, int4, tail, settings.tile, latent_rank)
 
     halves = 1
     if k_scale is not None:
@@ -229,14 +228,14 @@ def _attend(
     part_lses = torch.empty(batch, q_heads, splits, dtype=torch.float32, device=q.device)
     fixed = constants(
         kind, settings, kv_heads=kv_heads, group=group, head_dim=head_dim, splits=splits, v_form=v_form,
-        compute=_compute_type(q, k), int4=int4, scales=0 if k_scale is None else halves, zeros=k_zero is not None,
-        block=block, tail=tail,
+        compute=_compute_type(q, k), queries=queries, int4=int4, scales=0 if k_scale is None else halves,
+        zeros=k_zero is not None, block=block, tail=tail,
     )  # fmt: skip
     # A pointer that a variant does not read still has to be one: q stands in.
     cuda_kernels.split_attention[(kv_heads * head_tiles, splits, batch)](
         q, k, v, *(q if s is None else s for s in (k_scale, v_scale, k_zero, v_zero)),
         lengths if block_table is None else block_table, lengths, parts, part_lses,
-        head_dim**-0.5 if scale is None else scale, group,
+        head_dim**-0.5 if scale is None else scale, group, queries,
         q.stride(0), q.stride(1),
         k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(3 if v_form == "columns" else 2),
@@ -245,7 +244,8 @@ def _attend(
         **fixed, num_warps=settings.warps, num_stages=settings.stages,
     )  # fmt: skip
     out, lse = _combine(parts, part_lses, q.dtype)
-    return (out, lse) if return_lse else out
+    out = out.view(*shape[:-1], out_dim)
+    return (out, lse.view(shape[:-1])) if return_lse else out
 
 
 def _lengths(length, batch: int, capacity: int, device: torch.device) -> torch.Tensor:
@@ -271,8 +271,8 @@ def _combine(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tup
     return out, lse
 
 
-def _check(q, k, v, block_table, int4, tail, tile, latent_rank) -> None:
-    batch, q_heads, head_dim = q.shape
+def _check(q, queries, k, v, block_table, int4, tail, tile, latent_rank) -> None:
+    batch, q_heads, head_dim = q.shape[0], q.shape[1] // queries, q.shape[2]
     rows, kv_heads, capacity, stored_dim = k.shape
     expect = head_dim // 2 if int4 else head_dim
     if stored_dim != expect:

@@ -2,8 +2,9 @@
 
 The grid of `split_attention` is (KV heads × tiles of query heads, splits, batch). A program walks over its share of
 one sequence's tokens, TILE at a time. It holds all query heads of the group, so that each cached byte is read once
-for the whole group, and keeps a running maximum and sum (online softmax, arXiv 1805.02867). `combine` then weighs the
-parts by their log-sum-exp (Flash-Decoding, arXiv 2311.01282).
+for the whole group (and for all of the newest tokens, whose queries count as further heads), and keeps a running
+maximum and sum (online softmax, arXiv 1805.02867). `combine` then weighs the parts by their log-sum-exp
+(Flash-Decoding, arXiv 2311.01282).
 
 Everything is written transposed, scores [tokens, heads] and output [dims, heads]: then the cache tile is the left
 operand of both products, where the tensor cores take it straight from registers after it was widened, and where
@@ -18,6 +19,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-1e30)
 
 
 # Integers become numbers of COMPUTE by way of fp16: 0x6400 is 1024.0, and or-ing n < 1024 into its mantissa makes
@@ -51,7 +53,7 @@ def widen_high(packed, COMPUTE: tl.constexpr):
 def split_attention(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, k_zero_ptr, v_zero_ptr, table_ptr, lengths_ptr,
     part_ptr, part_lse_ptr,
-    softmax_scale, group,
+    softmax_scale, group, queries,
     q_stride_batch, q_stride_head,
     k_stride_row, k_stride_head, k_stride_token,
     v_stride_row, v_stride_head, v_stride_line,
@@ -59,6 +61,7 @@ def split_attention(
     table_stride,
     KV_HEADS: tl.constexpr,     # KV heads
     HEADS: tl.constexpr,        # query heads a program holds, padded to a power of two
+    SEVERAL: tl.constexpr,      # every `queries` neighbouring heads are one head's queries for the newest tokens
     HEAD_TILES: tl.constexpr,   # programs that share one KV head
     WIDTH: tl.constexpr,        # columns of a K tile: head_dim, half of it for int4, the latent's rank for MLA
     TAIL: tl.constexpr,         # MLA: columns of the rotary key behind the latent; 0 elsewhere
@@ -100,7 +103,11 @@ def split_attention(
         tail = tl.arange(0, TAIL)
         q_tail = tl.load(q_head + WIDTH + tail[:, None], mask=real_head[None, :], other=0.0).to(COMPUTE)
 
-    top = tl.full([HEADS], float("-inf"), tl.float32)
+    # Queries before the last see fewer tokens, and perhaps none of a tile; hence a finite number below all scores.
+    seen = length
+    if SEVERAL:
+        seen = (length - queries + 1 + head % queries)[None, :]
+    top = tl.full([HEADS], LOWEST, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     out = tl.zeros([WIDTH, HEADS], tl.float32)
     out_high = tl.zeros([WIDTH, HEADS], tl.float32)
@@ -142,8 +149,8 @@ def split_attention(
             if SCALES == 1:
                 scores *= tl.load(k_scale_ptr + scale_line).to(tl.float32)[:, None]
 
-        in_sequence = start + token < length
-        scores = tl.where(in_sequence[:, None], scores * (softmax_scale * LOG2_E), float("-inf"))
+        in_sequence = start + token[:, None] < seen
+        scores = tl.where(in_sequence, scores * (softmax_scale * LOG2_E), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 0))
         fade = tl.exp2(top - new_top)
         weights = tl.exp2(scores - new_top[None, :])

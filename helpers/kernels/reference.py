@@ -19,10 +19,11 @@ def linear(x, weight, bias=None):
 
 
 def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=None):
-    """Attention of one new token per sequence; see `helpers.kernels` for the shapes."""
+    """Attention of the newest token or tokens of each sequence; see `helpers.kernels` for the shapes."""
     if block_table is not None:
         k, v = gather(k, block_table), gather(v, block_table)
-    batch, q_heads, head_dim = q.shape
+    batch, q_heads, head_dim = q.shape[0], q.shape[1], q.shape[-1]
+    queries = q.shape[2] if q.dim() == 4 else 1
     kv_heads, capacity = k.shape[1], k.shape[2]
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads cannot share {kv_heads} KV heads evenly")
@@ -30,17 +31,22 @@ def decode_attention(q, k, v, length, scale=None, return_lse=False, block_table=
     if not 0 <= used <= capacity:
         raise ValueError(f"length must lie between 0 and the cache's capacity of {capacity} tokens, not {length}")
     k, v = k[:, :, :used], v[:, :, :used]
-    # The query heads that share a KV head are the rows of one small matrix, so that K and V are read once for all.
-    grouped = q.view(batch, kv_heads, q_heads // kv_heads, head_dim)
+    # The query heads that share a KV head, and their newest tokens, are the rows of one small matrix: K and V are read
+    # once for all.
+    grouped = q.reshape(batch, kv_heads, q_heads // kv_heads * queries, head_dim)
     scores = grouped @ k.transpose(-1, -2) * (head_dim**-0.5 if scale is None else scale)
+    tokens = torch.arange(used, device=q.device)
     if isinstance(length, torch.Tensor):
-        beyond = torch.arange(used, device=q.device) >= length.view(-1, 1, 1, 1)
-        scores = scores.masked_fill(beyond, -torch.inf)
-        v = v.masked_fill(beyond.transpose(-1, -2), 0.0)  # zero times what lies there may not be zero
+        length = length.view(-1, 1, 1, 1)
+        v = v.masked_fill(tokens[:, None] >= length, 0.0)  # zero times what lies there may not be zero
+    if queries > 1 or isinstance(length, torch.Tensor):
+        # The last query sees the whole sequence, each one before it one token fewer.
+        fewer = torch.arange(queries - 1, -1, -1, device=q.device).repeat(q_heads // kv_heads)
+        scores = scores.masked_fill(tokens >= length - fewer[:, None], -torch.inf)
     lse = scores.float().logsumexp(dim=-1, keepdim=True)
     weights = torch.where(lse.isfinite(), (scores - lse).exp(), 0.0).to(v.dtype)
-    out = (weights @ v).view(batch, q_heads, v.shape[-1])
-    return (out, lse.view(batch, q_heads)) if return_lse else out
+    out = (weights @ v).view(*q.shape[:-1], v.shape[-1])
+    return (out, lse.view(q.shape[:-1])) if return_lse else out
 
 
 def gather(blocks, table):
@@ -109,11 +115,11 @@ def merge(outs, lses):
     """Attention over several stretches of keys, from the attention over each (Flash-Decoding, arXiv 2311.01282).
 
     Args:
-        outs: one [batch, q_heads, width] per stretch.
-        lses: their log-sum-exps, [batch, q_heads] each.
+        outs: one [batch, q_heads, width] per stretch, or [batch, q_heads, t, width].
+        lses: their log-sum-exps, without the width.
 
     Returns:
-        The same two over all keys: [batch, q_heads, width] and [batch, q_heads].
+        The same two over all keys.
     """
     outs, lses = torch.stack(list(outs)), torch.stack(list(lses))
     lse = lses.logsumexp(dim=0)
@@ -121,18 +127,19 @@ def merge(outs, lses):
     return (outs * weights[..., None].to(outs.dtype)).sum(dim=0), lse
 
 
-def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=None, attend=decode_attention):
+def cascade_attention(
+    q, prefix_k, prefix_v, prefix_length, k, v, length, scale=None, attend=decode_attention, merge=merge
+):
     """Attention of sequences with one common prefix, stored once as [1, kv_heads, capacity, head_dim].
 
-    `attend` is the backend's own `decode_attention`.
+    With several newest tokens, these are all of the sequences' own. `attend` and `merge` are the backend's.
     """
-    batch, q_heads, head_dim = q.shape
-    kv_heads = k.shape[1]
-    # Over the prefix, the queries of all sequences are one large group of query heads.
-    by_kv_head = q.view(batch, kv_heads, -1, head_dim).transpose(0, 1)
-    together = by_kv_head.reshape(1, batch * q_heads, head_dim)
+    batch, kv_heads, head_dim = q.shape[0], k.shape[1], q.shape[-1]
+    # Over the prefix, the queries of all sequences and of all their newest tokens are one large group of query heads.
+    by_kv_head = q.reshape(batch, kv_heads, -1, head_dim).transpose(0, 1)
+    together = by_kv_head.reshape(1, -1, head_dim)
     out, lse = attend(together, prefix_k, prefix_v, prefix_length, scale, return_lse=True)
-    out = out.view(kv_heads, batch, -1, head_dim).transpose(0, 1).reshape(batch, q_heads, head_dim)
-    lse = lse.view(kv_heads, batch, -1).transpose(0, 1).reshape(batch, q_heads)
+    out = out.view(kv_heads, batch, -1, head_dim).transpose(0, 1).reshape(q.shape)
+    lse = lse.view(kv_heads, batch, -1).transpose(0, 1).reshape(q.shape[:-1])
     own, own_lse = attend(q, k, v, length, scale, return_lse=True)
     return merge([out, own], [lse, own_lse])[0]

@@ -1,6 +1,6 @@
 """Causal attention of several queries a sequence: a prompt, or drafted tokens that one pass verifies.
 
-A single query goes to `helpers.kernels`. A kernel for a few queries a sequence would be called from here.
+A few queries, up to `helpers.kernels.FEW`, are answered by a decode kernel, which reads keys and values once for them.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The transformer of the course: a Llama-shaped decoder that knows no cache layout.
 
 Two entry points, as in a serving engine: `prefill` reads the prompt, many tokens at once; `decode` reads one token
-per sequence. Both hand keys and values to a cache (`helpers.caches.base`) and let it answer the query.
+per sequence, or a few of them, as when drafted tokens are verified. Both hand keys and values to a cache
+(`helpers.caches.base`) and let it answer the query.
 """
 
 import importlib
@@ -31,7 +32,7 @@ class _OnBackend(nn.Module):
 
 
 class Linear(_OnBackend):
-    """A matrix-vector product when one token per sequence comes in, torch's own matmul when a prompt does."""
+    """A product on the backend, which reads each weight once for a few tokens; a prompt goes to torch's own matmul."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, backend, **where):
         super().__init__(backend)
@@ -41,9 +42,9 @@ class Linear(_OnBackend):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, t, inputs] → [batch, t, outputs]."""
-        if x.shape[1] == 1:
-            return self.kernels.linear(x[:, 0], self.weight, self.bias)[:, None]
-        return F.linear(x, self.weight, self.bias)
+        if x.shape[1] > kernels.FEW:
+            return F.linear(x, self.weight, self.bias)
+        return self.kernels.linear(x.flatten(0, 1), self.weight, self.bias).unflatten(0, x.shape[:2])
 
 
 class RMSNorm(nn.Module):
@@ -139,18 +140,19 @@ class Block(_OnBackend):
         x = x + self.attention(self.attention_norm(x), cache)
         return x + self.mlp(self.mlp_norm(x))
 
-    def decode(self, x: torch.Tensor, cache) -> torch.Tensor:
-        """The same for one token per sequence, x [batch, hidden]: two calls around the cache where the backend can."""
-        if not self.fused:
-            return self(x[:, None], cache)[:, 0]
-        if (found := self._found()) != self.bound_to:
+    def decode(self, x: torch.Tensor, cache, tokens: int = 1) -> torch.Tensor:
+        """The same for the newest `tokens` of each sequence, x [batch · tokens, hidden]: two calls around the cache
+        where the backend can."""
+        if self.fused and (found := self._found()) != self.bound_to:
             self.bound, self.bound_to = self._bind(), found
-        if self.bound is None:
-            return self(x[:, None], cache)[:, 0]
+        if not self.fused or self.bound is None:
+            return self(x.unflatten(0, (-1, tokens)), cache).flatten(0, 1)
         norm_qkv, attention, finish = self.bound
-        batch = x.shape[0]
-        heads = norm_qkv(x).view(batch, -1, 1, attention.g.head_dim)
-        return finish(attention.mix(heads, cache).view(batch, -1), x)
+        if tokens == 1:
+            heads = norm_qkv(x).view(x.shape[0], -1, 1, attention.g.head_dim)
+            return finish(attention.mix(heads, cache).view(x.shape[0], -1), x)
+        heads = norm_qkv(x).view(x.shape[0] // tokens, tokens, -1, attention.g.head_dim).transpose(1, 2)
+        return finish(attention.mix(heads, cache).transpose(1, 2).reshape(x.shape[0], -1), x)
 
     def _bind(self):
         """The backend's two calls with this block's weights in them; None where a bias was added, which they lack."""
@@ -256,7 +258,7 @@ class Decoder(_OnBackend):
             ValueError: tokens is not [batch, t] with t ≥ 1, or its batch is not the cache's.
             CacheFull: the prompt does not fit the cache.
         """
-        self._check(tokens, cache, dimensions=2)
+        self._check(tokens, cache, "[batch, t] with t ≥ 1", dimensions=(2,))
         x = F.embedding(tokens, self.embedding)
         for block in self.blocks:
             x = block(x, cache)
@@ -267,16 +269,28 @@ class Decoder(_OnBackend):
 
     @torch.inference_mode()
     def decode(self, tokens: torch.Tensor, cache) -> torch.Tensor:
-        """One decode step: tokens [batch], the newest of each sequence → logits [batch, vocab] of the next."""
-        self._check(tokens, cache, dimensions=1)
-        x = F.embedding(tokens, self.embedding)
-        for block in self.blocks:
-            x = block.decode(x, cache)
-        return self.head(self.norm(x)[:, None])[:, 0]
+        """One decode step.
 
-    def _check(self, tokens: torch.Tensor, cache, dimensions: int) -> None:
-        shape = "[batch, t] with t ≥ 1" if dimensions == 2 else "[batch]"
-        if tokens.dim() != dimensions or tokens.numel() == 0:
+        Args:
+            tokens: [batch], the newest of each sequence; or [batch, t], its newest t in order, such as drafted ones to
+                be verified. A cache is read once for up to `kernels.FEW` of them, weights for all.
+
+        Returns:
+            Logits of what follows each token, [batch, vocab] or [batch, t, vocab].
+
+        Raises:
+            ValueError, CacheFull: as in `prefill`.
+        """
+        self._check(tokens, cache, "[batch], or [batch, t] with t ≥ 1", dimensions=(1, 2))
+        each = 1 if tokens.dim() == 1 else tokens.shape[1]
+        x = F.embedding(tokens.flatten(), self.embedding)
+        for block in self.blocks:
+            x = block.decode(x, cache, each)
+        logits = self.head(self.norm(x)[:, None])[:, 0]
+        return logits if tokens.dim() == 1 else logits.unflatten(0, tokens.shape)
+
+    def _check(self, tokens: torch.Tensor, cache, shape: str, dimensions: tuple[int, ...]) -> None:
+        if tokens.dim() not in dimensions or tokens.numel() == 0:
             raise ValueError(f"tokens must be {shape}, not {list(tokens.shape)}")
         if tokens.shape[0] != cache.batch:
             raise ValueError(f"{tokens.shape[0]} sequences given to a cache built for batch={cache.batch}")

@@ -25,6 +25,8 @@ VARIANTS = {
     "fp16": ("wide", "fp16", dict(LLAMA, v_form="rows", compute="float16")),
     "group of 16": ("wide", "bf16", dict(LLAMA, group=16, v_form="rows", compute="bfloat16")),
     "shared prefix": ("wide", "bf16", dict(LLAMA, group=32, v_form="rows", compute="bfloat16")),
+    "8 tokens": ("wide", "bf16", dict(LLAMA, group=32, queries=8, v_form="rows", compute="bfloat16")),
+    "8 tokens, int8": ("narrow", "i8", dict(LLAMA, group=32, queries=8, v_form="columns", compute="float16", scales=1)),
     "head_dim 64": ("wide", "bf16", dict(LLAMA, head_dim=64, v_form="rows", compute="bfloat16")),
     "paged": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", block=64)),
     "blocks of 16": ("wide", "bf16", dict(LLAMA, v_form="rows", compute="bfloat16", block=16)),
@@ -67,7 +69,7 @@ def describe(variant: str, capability: int) -> dict:
         name: types.get(name) or ("*fp16" if name.endswith("_ptr") else "i32") for name in names if name not in fixed
     }
     # What Triton sees at run time: 16-byte aligned pointers, and strides that 16 divides.
-    aligned = {name for name in signature if name not in ("softmax_scale", "group")}
+    aligned = {name for name in signature if name not in ("softmax_scale", "group", "queries")}
     if variant == UNALIGNED:
         aligned = {name for name in aligned if not name.startswith(("k_stride", "v_stride"))}
     if settings.get("scales") == 2:

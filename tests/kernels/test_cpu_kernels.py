@@ -166,6 +166,98 @@ def test_sequences_of_unequal_length(name):
         assert_same((out[b : b + 1], lse[b : b + 1]), exact(q[b : b + 1], k[b : b + 1], v[b : b + 1], length))
 
 
+def exact_newest(q, k, v, length):
+    """The same for the newest tokens, q [batch, q_heads, t, head_dim], each over one token more than the one before."""
+    tokens = q.shape[2]
+    each = [exact(q[:, :, i], k, v, max(0, length - tokens + 1 + i)) for i in range(tokens)]
+    return tuple(torch.stack(parts, dim=2) for parts in zip(*each, strict=True))
+
+
+# As SHAPES: rows of queries for one pass and for many, and a length below the tokens asked for.
+NEWEST = [(1, 3, 3, 64, 600, 577), (2, 2, 4, 64, 128, 127), (1, 2, 1, 64, 4096, 4095), (2, 1, 5, 64, 64, 6)]
+
+
+def several(shape, tokens):
+    q, k, v = inputs(*shape)
+    return torch.randn(shape[0], tokens, *q.shape[1:]).transpose(1, 2), k, v  # laid out as a decoder has them
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", NEWEST, ids=str)
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_the_newest_tokens_attend_each_up_to_its_own(name, shape, tokens):
+    backend, length = kernels.select("cpu", name), shape[-1]
+    q, k, v = several(shape, tokens)
+    stored = [poison(x, length) for x in (k, v)]
+    assert_same(backend.decode_attention(q, *stored, length, return_lse=True), exact_newest(q, k, v, length))
+    (k_q, k_scale), (v_q, v_scale) = int8(k), int8(v)
+    stored = [poison(x, length) for x in (k_q, k_scale, v_q, v_scale)]
+    expected = exact_newest(q, k_q * k_scale[..., None].double(), v_q * v_scale[..., None].double(), length)
+    assert_same(backend.decode_attention_int8(q, *stored, length, return_lse=True), expected)
+
+
+@pytest.mark.parametrize("tokens", [2, 5])
+@pytest.mark.parametrize("block, dims", [(1, 32), (1, 16), (32, 1)])
+def test_the_newest_tokens_over_int4(block, dims, tokens):
+    shape = (2, 2, 3, 64, 256, 193)
+    q, k, v = several(shape, tokens)
+    k_q, k_scale, k_zero, k_values = int4(k, block, dims)
+    v_q, v_scale, v_zero, v_values = int4(v, 1, 32)
+    for backend in (cpu, kernels.select("cpu", "reference")):
+        result = backend.decode_attention_int4(q, k_q, k_scale, v_q, v_scale, 193, k_zero, v_zero, return_lse=True)
+        assert_same(result, exact_newest(q, k_values, v_values, 193))
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_newest_tokens_behind_a_shared_prefix(name):
+    q, k, v = several((3, 2, 4, 64, 40, 33), 3)
+    _, prefix_k, prefix_v = inputs(1, 2, 4, 64, 96, 90)
+    whole = [torch.cat((p[:, :, :90].expand(3, -1, -1, -1), x), dim=2) for p, x in ((prefix_k, k), (prefix_v, v))]
+    out = kernels.select("cpu", name).cascade_attention(q, prefix_k, prefix_v, 90, k, v, 33)
+    assert_same([out], [exact_newest(q, *whole, 123)[0]])
+
+
+def in_blocks(tensors, size, lengths):
+    """[batch, kv_heads, capacity, ·] as shuffled blocks of a pool, and their table; what no token uses is NaN, and the
+    table's unused entries name no block."""
+    batch, _, capacity, _ = tensors[0].shape
+    count = capacity // size
+    order = torch.randperm(batch * count).view(batch, count)
+    pools = []
+    for tensor in tensors:
+        pool = torch.full((batch * count, tensor.shape[1], size, tensor.shape[3]), torch.nan)
+        for b, i in itertools.product(range(batch), range(count)):
+            pool[order[b, i]] = poison(tensor[b : b + 1], lengths[b])[0, :, i * size : (i + 1) * size]
+        pools.append(pool)
+    for b, length in enumerate(lengths):
+        order[b, -(-length // size) :] = 10**6
+    return *pools, order.to(torch.int32)
+
+
+@pytest.mark.parametrize("size", [1, 8, 48])
+@pytest.mark.parametrize("tokens", [None, 1, 4])
+def test_a_paged_cache_is_read_through_its_table(size, tokens):
+    lengths = [239, 0, 48, 5]
+    q, k, v = inputs(4, 2, 3, 64, 240, 240) if tokens is None else several((4, 2, 3, 64, 240, 240), tokens)
+    *pools, table = in_blocks((k, v), size, lengths)
+    out, lse = cpu.decode_attention(q, *pools, torch.tensor(lengths), return_lse=True, block_table=table)
+    for b, length in enumerate(lengths):
+        one = slice(b, b + 1)
+        expected = (exact if tokens is None else exact_newest)(q[one], k[one], v[one], length)
+        assert_same((out[one], lse[one]), expected)
+
+
+def test_a_table_that_names_no_block_of_the_pool_is_refused():
+    q, pool = torch.zeros(1, 2, 64), torch.zeros(3, 2, 8, 64)
+    for blocks in ([0, 3], [-1, 0]):
+        with pytest.raises(ValueError, match="a block that is not there: the pool holds 3"):
+            cpu.decode_attention(q, pool, pool, 9, block_table=torch.tensor([blocks], dtype=torch.int32))
+    with pytest.raises(ValueError, match="capacity of 16"):
+        cpu.decode_attention(q, pool, pool, 17, block_table=torch.tensor([[0, 1]], dtype=torch.int32))
+    with pytest.raises(ValueError, match="block_table must be int32"):
+        cpu.decode_attention(q, pool, pool, 9, block_table=torch.tensor([[0, 1]]))
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("outputs, inputs", [(960, 576), (7, 33)])
 def test_linear_and_its_fused_forms(batch, outputs, inputs):
@@ -199,7 +291,7 @@ def test_a_token_appended_and_attended_with_rotation(batch, length):
         rope.rotate(x.double()[:, :, None], cos[place].double(), sin[place].double())[:, :, 0]
         for x in (q, k[:, :, length - 1])
     )
-    store = cpu.SingleToken("float32", [torch.stack((x, poison(x, length - 1))) for x in (k, v)], cos, sin)
+    store = cpu.BoundCache("float32", [torch.stack((x, poison(x, length - 1))) for x in (k, v)], cos, sin)
     store.append(1, length - 1, k[:, :, place], v[:, :, place])
     k[:, :, length - 1] = turned_k.float()
     assert_same([store.attend(1, length - 1, q[:, :, None])[:, :, 0]], exact(turned_q, k, v, length)[:1])
@@ -223,24 +315,30 @@ def test_a_quantised_token_has_the_bits_that_torch_gives_it(kind, batch):
     cos, sin = rope.tables(40, 64, 10_000.0)
     expected = stored_by_torch(kind, rope.rotate(k, cos, sin), v)
     stored = [torch.zeros_like(part)[None] for part in expected]
-    single = cpu.SingleToken(kind, stored, cos, sin)
-    for t in range(40):
-        single.append(0, t, k[:, :, t : t + 1], v[:, :, t : t + 1])
+    bound = cpu.BoundCache(kind, stored, cos, sin)
+    for t in (*range(30), slice(30, 37), slice(37, 40)):
+        t = t if isinstance(t, slice) else slice(t, t + 1)
+        bound.append(0, t.start, k[:, :, t], v[:, :, t])
     for got, want in zip(stored, expected, strict=True):
         assert torch.equal(got[0], want)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_quantised_cache_answers_a_query_that_it_rotates(kind, group):
-    q, k, v = inputs(2, 2, group, 64, 90, 77)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_a_cache_answers_queries_that_it_rotates(kind, tokens, group):
+    q, k, v = several((2, 2, group, 64, 90, 77), tokens)
     cos, sin = rope.tables(90, 64, 10_000.0)
-    stored = stored_by_torch(kind, k, v)
-    read = {"int8": cpu.decode_attention_int8, "int4": lambda q, k, ks, kz, v, vs, vz, n: cpu.decode_attention_int4(
-        q, k, ks, v, vs, n, kz, vz)}[kind]  # fmt: skip
-    want = read(rope.rotate(q[:, :, None], cos[76:77], sin[76:77])[:, :, 0], *stored, 77)
-    got = cpu.SingleToken(kind, [part[None] for part in stored], cos, sin).attend(0, 76, q[:, :, None])
-    torch.testing.assert_close(got[:, :, 0], want, atol=1e-6, rtol=1e-5)
+    stored = (k, v) if kind == "float32" else stored_by_torch(kind, k, v)
+    read = {
+        "float32": cpu.decode_attention,
+        "int8": cpu.decode_attention_int8,
+        "int4": lambda q, k, ks, kz, v, vs, vz, n: cpu.decode_attention_int4(q, k, ks, v, vs, n, kz, vz),
+    }[kind]
+    first = 77 - tokens
+    want = read(rope.rotate(q, cos[first:77], sin[first:77]), *stored, 77)
+    got = cpu.BoundCache(kind, [part[None] for part in stored], cos, sin).attend(0, first, q)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -248,12 +346,12 @@ def test_a_quantised_cache_answers_a_query_that_it_rotates(kind, group):
 def test_what_is_not_finite_is_refused_and_nothing_written(kind, bad):
     k = torch.ones(1, 2, 1, 64)
     stored = [torch.zeros_like(part)[None] for part in stored_by_torch(kind, k, k)]
-    single = cpu.SingleToken(kind, stored, *rope.tables(1, 64, 10_000.0))
+    bound = cpu.BoundCache(kind, stored, *rope.tables(1, 64, 10_000.0))
     for place in (0, 1):
         pair = [k.clone(), k.clone()]
         pair[place][0, 1, 0, 63] = bad
         with pytest.raises(ValueError, match="1 of 256 numbers are NaN or infinite"):
-            single.append(0, 0, *pair)
+            bound.append(0, 0, *pair)
     assert not any(part.any() for part in stored)
 
 
@@ -266,12 +364,12 @@ def test_a_bound_loop_refuses_what_does_not_fit_its_weights(x):
         cpu.bind_finish_block(w, norm, 1e-5, torch.zeros(32, 16), w)(x, torch.zeros(1, 16))
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 1, 64), (1, 6, 2, 64), (2, 6, 1, 64), (1, 6, 1, 32)])
-def test_a_bound_cache_refuses_what_is_not_a_token_of_its_own(shape):
-    store = cpu.SingleToken("float32", [cache(1, 1, 2, 8, 64)] * 2, cache(8, 64), cache(8, 64))
-    with pytest.raises(ValueError, match="one token of this cache"):
+@pytest.mark.parametrize("shape", [(1, 5, 1, 64), (1, 6, 2, 32), (2, 6, 1, 64), (1, 6, 1, 32)])
+def test_a_bound_cache_refuses_what_are_not_tokens_of_its_own(shape):
+    store = cpu.BoundCache("float32", [cache(1, 1, 2, 8, 64)] * 2, cache(8, 64), cache(8, 64))
+    with pytest.raises(ValueError, match="of this cache are float32"):
         store.attend(0, 0, torch.zeros(shape))
-    with pytest.raises(ValueError, match="one token of this cache"):
+    with pytest.raises(ValueError, match="of this cache are float32"):
         store.append(0, 0, torch.zeros(shape), torch.zeros(1, 2, 1, 64))
 
 
@@ -355,12 +453,12 @@ def test_loops_run_on_as_many_threads_as_torch_uses_now(monkeypatch):
     x, norm, w = torch.randn(1, 192), torch.ones(192), torch.randn(192, 192)
     gate_up, table = torch.randn(384, 192), torch.zeros(1024, 64)
     norm_linear, finish = cpu.bind_norm_linear(norm, 1e-5, w), cpu.bind_finish_block(w, norm, 1e-5, gate_up, w)
-    single = cpu.SingleToken("float32", [k[None], v[None]], table, table)
+    bound = cpu.BoundCache("float32", [k[None], v[None]], table, table)
     calls = [
         lambda: cpu.linear(x, w),
         lambda: norm_linear(x),
         lambda: finish(x, x),
-        lambda: single.attend(0, 1000, q[:, :, None]),
+        lambda: bound.attend(0, 1000, q[:, :, None]),
         lambda: cpu.decode_attention(q, k, v, 1000),
     ]
     tasks = []

@@ -19,8 +19,8 @@ MISTAKES = {
         "tl.minimum(first + share, length // TILE * TILE)",
         "gqa",
     ),
-    "stale tokens are not masked": ("start + token < length", "start + token < length + TILE", "gqa"),
-    "one token too many": ("start + token < length", "start + token <= length", "gqa"),
+    "stale tokens are not masked": ("token[:, None] < seen", "token[:, None] < seen + TILE", "gqa"),
+    "one token too many": ("token[:, None] < seen", "token[:, None] <= seen", "gqa"),
     "another sequence's length": ("tl.load(lengths_ptr + batch)", "tl.load(lengths_ptr)", "gqa"),
     "query heads are dealt out in turns": (
         "kv_head * group + head[None, :]",
@@ -43,6 +43,14 @@ MISTAKES = {
     "the log-sum-exp stays in base 2": ("tl.log2(divisor)) * LN_2", "tl.log2(divisor))", "gqa"),
     "the next block": ("start // BLOCK)", "start // BLOCK + 1)", "paged, 16 tokens a block"),
     "the block's first tokens": ("tl.multiple_of(start % BLOCK, TILE)", "0 * start", "paged, 128 tokens a block"),
+    "drafted tokens see what follows them": ("+ head % queries)", "+ queries - 1)", "3 tokens"),
+    "the first drafted token sees all": (
+        "length - queries + 1 + head % queries",
+        "length - head % queries",
+        "3 tokens",
+    ),
+    "the queries of a head are dealt out in turns": ("+ head % queries)", "+ head // (group // queries))", "3 tokens"),
+    "a tile of which a query sees nothing": ("LOWEST, tl.float32", 'float("-inf"), tl.float32', "3 tokens"),
     "nibbles are swapped": ("widen_low(k, COMPUTE)", "widen_high(k, COMPUTE)", "int4, groups"),
     "both groups take the first scale": (
         "k_scale_ptr + scale_line + scale_stride_half",
