@@ -187,7 +187,7 @@ def check_grouped_attention(fn):
     )
     q, k, v = _random((1, 4, width), (1, 4, 5, width), (1, 4, 5, width), seed=1)
     close(
-        call(fn, q, k, v),
+        call(fn, q.clone(), k.clone(), v.clone()),
         repeat_kv_decode(q, k, v),
         rel=1e-6,
         absolute=1e-8,
@@ -409,9 +409,10 @@ def check_mla_decode(fn):
     sizes = dict(batch=1, heads=16, context=2048, nope=32, rotary=16, rank=128, value=32)
     *inputs, w_uk, w_uv = _mla_inputs(seed=1, dtype=torch.float32, **sizes)
     inputs += [w * sizes["rank"] ** -0.5 for w in (w_uk, w_uv)]  # of the size that a trained projection has
+    exact = expanded_mla(*(tensor.double() for tensor in inputs))  # before yours, which may work in place
     with Traffic() as seen:
         got = fn(*inputs)
-    error = float((got.double() - expanded_mla(*(tensor.double() for tensor in inputs))).abs().max())
+    error = float((got.double() - exact).abs().max())
     require(error < 1e-5, f"in float32 the output is off by {error:.1e} from the expanded form (1e-5 allowed).")
     # The latents are read for the scores and again for the values; scores and weights come to about 2 caches more, and
     # a copy that joins the two parts of a row to 2 more. The keys of all heads alone would be 7 written and read.

@@ -374,7 +374,7 @@ def _cache(store, read, sinks: int, window: int) -> SinkBuffers:
             store(self, layer, self.next_token(layer), k, v)
 
         def attend(self, layer, q):
-            return call(read, self, layer, q)
+            return call(read, self, layer, q.clone())
 
     return Cache(SMALL, 1_000, sinks, window, batch=2, dtype=torch.float64, backend="reference")
 

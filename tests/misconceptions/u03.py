@@ -286,6 +286,9 @@ RIGHT = {
     "03.3": [SAVED.format('{"both bfloat16": 82.2, "V2 at 6 bits": 93.3}')],
     "03.4": [
         grouped(
+            "q *= head_dim**-0.5\n" + ROWS + "return ((rows @ k.transpose(2, 3)).softmax(-1) @ v).reshape(q.shape)"
+        ),
+        grouped(
             'scores = torch.einsum("bhgd,bhcd->bhgc", q.view(batch, kv_heads, group, head_dim), k)\n'
             'return torch.einsum("bhgc,bhcd->bhgd", (scores / head_dim**0.5).softmax(-1), v).reshape(q.shape)'
         ),
@@ -323,6 +326,13 @@ RIGHT = {
         ABSORB + "(q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)",
     ],
     "03.7": [
+        mla(
+            "q_nope *= scale\nq_rope *= scale\n"
+            + CONTENT
+            + POSITION
+            + "mixed = (content + position).softmax(-1) @ latents\n"
+            + OUT
+        ),
         mla(
             "rows = torch.cat((latents, rope_keys), -1)\n"
             "q = torch.cat(((q_nope[:, :, None] @ w_uk)[:, :, 0], q_rope), -1)\n"

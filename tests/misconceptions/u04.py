@@ -268,6 +268,7 @@ RIGHT = {
         store("cache.keys[layer, :, :, row].copy_(k.squeeze(2))", "cache.values[layer, :, :, row].copy_(v.squeeze(2))"),
     ],
     "04.8": [
+        read(q="q.copy_(rope.rotate(q, cache.cos[[held - 1]], cache.sin[[held - 1]]))"),
         # Sorted into text order first, then places are 0, 1, 2, …
         function(
             "read(cache, layer, q)",
