@@ -21,6 +21,7 @@ class CannotRun(Friendly, Exception):
 
 
 def is_blank(value) -> bool:
+    """True for None and `...`, by which the notebooks mark what is still to be filled in."""
     return value is None or value is ...
 
 

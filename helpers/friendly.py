@@ -9,6 +9,7 @@ class Friendly:
     """Mix-in for exceptions: IPython shows `message()`, wrapped between words."""
 
     def message(self) -> str:
+        """What is shown; a subclass may say more than the exception's own text."""
         return str(self)
 
     def _render_traceback_(self) -> list[str]:

@@ -122,6 +122,7 @@ class Prepared:
         return self._graph()
 
     def elapsed_seconds(self) -> float:
+        """As the graph's own, after what has to be prepared."""
         self._prepare()
         return self._graph.elapsed_seconds()
 

@@ -94,15 +94,17 @@ class Timing:
 
     @cached_property
     def median(self) -> float:
+        """Of the samples, in seconds."""
         return statistics.median(self.samples)
 
     @cached_property
     def best(self) -> float:
+        """The shortest sample, in seconds."""
         return min(self.samples)
 
     @cached_property
     def spread(self) -> float:
-        """Half-width of a 95 % interval of the median.
+        """Half-width of a 95 % interval of the median, in seconds.
 
         Distribution-free: two order statistics around the median. Samples that resemble their neighbours
         say less than independent ones, so n shrinks to n (1 - r) / (1 + r), r the correlation of a sample
@@ -123,6 +125,7 @@ class Timing:
 
     @property
     def spread_ms(self) -> float:
+        """The spread in milliseconds."""
         return self.spread * 1e3
 
     @property

@@ -32,6 +32,7 @@ class Step:
 
     @property
     def fits(self) -> bool:
+        """Whether what the GPUs hold has room in their memory."""
         return self.held_bytes <= self.memory_bytes
 
     def __str__(self) -> str:

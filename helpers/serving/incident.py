@@ -129,6 +129,8 @@ class Lever:
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """The cause, in words, that a line of measured TPOT allows; what speaks for it, and which levers it leaves."""
+
     cause: str
     line: Line
     evidence: tuple[str, ...]
