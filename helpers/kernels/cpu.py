@@ -222,11 +222,12 @@ def warm_up() -> None:
 
 
 def _attend(kernel, q, k, arrays, length, scale, return_lse):
-    batch, head_dim, queries = q.shape[0], q.shape[-1], q.shape[2] if q.dim() == 4 else 1
+    q = q.contiguous().numpy()  # whose shapes cost a fraction of what torch's do
+    shape, batch, head_dim, queries = q.shape, q.shape[0], q.shape[-1], q.shape[2] if q.ndim == 4 else 1
     views = [tensor.numpy() for tensor in arrays]
     capacity = k.shape[2] if kernel is not cpu_kernels.attention_paged else k.shape[2] * views[2].shape[1]
     lengths = _lengths(length, batch, capacity)
-    rows = q.reshape(batch, -1, head_dim).contiguous().numpy()
+    rows = q.reshape(batch, -1, head_dim)
     out, lse = np.empty(rows.shape, np.float32), np.empty(rows.shape[:2], np.float32)
     factor = cpu_kernels.f32(head_dim**-0.5 if scale is None else scale) * cpu_kernels.LOG2_E
     splits = _splits(batch * k.shape[1], max(lengths))
@@ -237,8 +238,8 @@ def _attend(kernel, q, k, arrays, length, scale, return_lse):
         for b, tokens in enumerate(lengths):
             for i in range(queries - tokens):  # they came before the first token
                 out[b, i::queries], lse[b, i::queries] = 0.0, -np.inf
-    out, lse = torch.from_numpy(out).view(q.shape), torch.from_numpy(lse).view(q.shape[:-1])
-    return (out, lse) if return_lse else out
+    out = torch.from_numpy(out.reshape(shape))
+    return (out, torch.from_numpy(lse.reshape(shape[:-1]))) if return_lse else out
 
 
 def _threads() -> int:
