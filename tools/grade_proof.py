@@ -9,6 +9,7 @@
 """
 
 import argparse
+import copy
 import csv
 import json
 import multiprocessing
@@ -51,22 +52,22 @@ def cases(units: list[Unit]) -> list[Case]:
     dice, made = random.Random(7), []
     known = {unit.name: harness.known(unit) for unit in harness.units()}
     for unit in units:
-        made += [Case(f"reference-{unit.number}", unit, _bytes(_read(unit.solution)), FULL)]
-        made += [Case(f"blank-{unit.number}", unit, _bytes(_read(unit.release)), ZERO)]
+        made += [Case(f"reference-{unit.number}", unit, _bytes(read(unit.solution)), FULL)]
+        made += [Case(f"blank-{unit.number}", unit, _bytes(read(unit.release)), ZERO)]
         wrong = [(e, snippet) for e, found in known.get(unit.name, ({}, {}))[0].items() for snippet, _ in found]
         for i, (exercise, snippet) in enumerate(dice.sample(wrong, min(WRONG_A_UNIT, len(wrong)))):
-            notebook = _appended(_read(unit.solution), exercise, snippet)
+            notebook = _appended(read(unit.solution), exercise, snippet)
             made.append(Case(f"wrong-{unit.number}-{i}", unit, _bytes(notebook), LESS, lost=exercise))
     for i, (name, attack) in enumerate(ATTACKS.items()):
         unit = units[i % len(units)]
-        made.append(Case(f"hostile {name}", unit, _bytes(_attacked(_read(unit.release), attack)), NOTHING))
-    made.append(Case("hostile tags", units[0], _bytes(_tagged(_read(units[0].release))), ZERO))
+        made.append(Case(f"hostile {name}", unit, _bytes(_attacked(read(unit.release), attack)), NOTHING))
+    made.append(Case("hostile tags", units[0], _bytes(_tagged(read(units[0].release))), ZERO))
     return made + _odd(units[0]) + _odd(units[-1])
 
 
 def _odd(unit: Unit) -> list[Case]:
     """Right notebooks as editors and platforms leave them, and some that are none."""
-    right, name, number = _read(unit.solution), f"{unit.name}.ipynb", unit.number
+    right, name, number = read(unit.solution), f"{unit.name}.ipynb", unit.number
     plain = json.dumps(right, ensure_ascii=False)
     setup = [c for c in right["cells"] if kind(c) == "setup"]
     moved = {**right, "cells": [c for c in right["cells"] if c not in setup] + setup}
@@ -126,7 +127,7 @@ def busy(units: list[Unit], work: Path, runs: int) -> list[str]:
         process.start()
     try:
         made = [
-            Case(f"again-{i:03d}", unit, _bytes(_read(unit.solution)), FULL)
+            Case(f"again-{i:03d}", unit, _bytes(read(unit.solution)), FULL)
             for i, unit in zip(range(runs), units * runs, strict=False)
         ]
         _hand_in(made, work / "in")
@@ -145,12 +146,10 @@ def leaks(units: list[Unit], work: Path) -> list[str]:
     found = []
     reports = [p.read_text(encoding="utf-8") for p in (ROOT / "build" / "grading" / "reports").glob("*.txt")]
     for unit in units:
-        released = unit.release.read_text(encoding="utf-8")
-        shown = {line for c in json.loads(released)["cells"] for line in _lines(text(c))}
-        secret = _secrets(_read(unit.solution)) - shown
-        learners = "\n".join(shown)
-        found += [f"{unit.name} releases: {line}" for line in secret if line in learners]
-        found += [f"a report quotes {unit.name}: {line}" for line in secret if any(line in r for r in reports)]
+        shown, secret = lines_of(read(unit.solution))
+        released = {line for cell in read(unit.release)["cells"] for line in lines(text(cell))}
+        found += [f"{unit.name} releases: {line}" for line in sorted(released & (secret - shown))]
+        found += [f"a report quotes {unit.name}: {x}" for x in sorted(secret - shown) if any(x in r for r in reports)]
     print(f"{len(reports)} reports and {len(units)} units searched, {len(found)} leaks")
     return found
 
@@ -158,21 +157,19 @@ def leaks(units: list[Unit], work: Path) -> list[str]:
 STAGES: dict[str, Callable] = {"class": the_class, "killed": killed, "busy": busy, "leaks": leaks}
 
 
-def _secrets(solution: dict) -> set[str]:
-    secret = set()
+def lines_of(solution: dict) -> tuple[set[str], set[str]]:
+    """(lines that learners see, lines of solutions and hidden tests); short ones, such as `out = []`, are anybody's."""
+    shown, secret = set(), set()
     for cell in solution["cells"]:
         inside = False
-        for line in text(cell).splitlines():
-            inside = (inside or BEGIN_SOLUTION in line or BEGIN_HIDDEN in line) and not (
-                END_SOLUTION in line or END_HIDDEN in line
-            )
-            # Short lines, such as `out = []`, are anybody's.
-            if inside and len(line.strip()) > 25 and not line.strip().startswith("###"):
-                secret.add(line.strip())
-    return secret
+        for line in map(str.strip, text(cell).splitlines()):
+            inside = (inside or line in (BEGIN_SOLUTION, BEGIN_HIDDEN)) and line not in (END_SOLUTION, END_HIDDEN)
+            if len(line) > 25:
+                (secret if inside else shown).add(line)
+    return shown, secret
 
 
-def _lines(source: str) -> set[str]:
+def lines(source: str) -> set[str]:
     return {line.strip() for line in source.splitlines() if line.strip()}
 
 
@@ -215,7 +212,7 @@ def _rows(table: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def _read(path: Path) -> dict:
+def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -231,6 +228,7 @@ def _appended(notebook: dict, exercise: str, snippet: str) -> dict:
 
 
 def _attacked(notebook: dict, attack: str) -> dict:
+    notebook = copy.deepcopy(notebook)
     first = next(cell for cell in notebook["cells"] if kind(cell) == "answer")
     first["source"] = f"{attack}\n{text(first)}"
     return notebook

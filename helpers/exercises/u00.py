@@ -177,7 +177,7 @@ def time_step(function):
     if len({round(s, 9) for s in samples}) > 1 and abs(sum(samples) - 15 * true) < 1e-3:
         raise Wrong("Your samples add up: sample n holds n calls. Read the clock anew before each call.")
     for i, sample in enumerate(samples):
-        number(sample, true, unit="s", rel=1e-6, name=f"sample {i} of a step that takes 10.02 ms")
+        number(sample, true, unit="s", rel=1e-6, name=f"sample {i} of a step with a 10 ms kernel")
 
     _, samples = _run(function, warm_up=0, samples=3, pending=1.0)
     require(
@@ -188,7 +188,7 @@ def time_step(function):
     _, samples = _run(function, warm_up=2, samples=3)
     require(
         samples[0] < 1.5 * true,
-        f"With warm_up=2 the first sample is {samples[0]:.4g} s, not {true:.4g} s: the warm-up calls were still in "
+        f"With warm_up=2 the first sample is {samples[0]:.4g} s: the warm-up calls were still in "
         "the queue. Call synchronize() after them, before you start the clock.",
     )
     device, samples = _run(function, warm_up=2, samples=4, start_up=(500.0, 3.0))

@@ -119,6 +119,9 @@ seen = {{
     "home": tried(lambda: os.listdir({home!r})),
     "network": tried(lambda: socket.create_connection(("127.0.0.1", {port}), 2)),
     "write": tried(lambda: open({written!r}, "w")),
+    "streams": {{os.readlink(f"/proc/1/fd/{{n}}") for n in range(3)}},
+    "etc": tried(lambda: os.listdir("/etc/ssl")),
+    "opt": tried(lambda: os.listdir("/opt")),
     "secret": os.environ.get("A_SECRET_OF_THE_INSTRUCTOR", "none"),
 }}
 print(seen)
@@ -162,6 +165,8 @@ def test_a_submission_sees_nothing_and_reaches_nothing_or_is_not_run(course, tmp
     seen = "".join(cell["outputs"][0]["text"])
     for what in ("solutions", "others", "home"):
         assert f"'{what}': 'FileNotFoundError'" in seen, seen
+    assert "'streams': {'/dev/null'}" in seen, "the grader's own log must not be open to it: " + seen
+    assert "'etc': 'FileNotFoundError'" in seen and "'opt': 'FileNotFoundError'" in seen, seen
     assert "'network': 'ConnectionRefusedError'" in seen or "'network': 'OSError'" in seen, seen
     assert "'write': 'OSError'" in seen and "'secret': 'none'" in seen, seen
 

@@ -6,7 +6,9 @@ import pytest
 
 from tests.pipeline.attacks import ATTACKS, HONEST, WRONG
 from tests.pipeline.miniature import UNIT, answered
+from tools import grade_proof
 from tools.grading import Grader
+from tools.source import text
 from tools.units import find
 
 RIGHT = {"answer-77-1": "kv_bytes = 46_080", "answer-77-2": "def double(x):\n    return x + x"}
@@ -98,3 +100,12 @@ def test_nbgrader_by_itself_gives_the_same_score(grade, built):
     target.write_text(json.dumps(notebook), encoding="utf-8")
     assert grader.api.autograde(unit.name, "alone", force=True)["success"]
     assert [e.points for e in grader.exercises("alone", unit)] == [0, 0]
+
+
+def test_no_line_of_a_solution_or_hidden_test_is_released():
+    """By content, over all units: what `make grade-proof` also looks for in reports."""
+    for unit in find():
+        shown, secret = grade_proof.lines_of(grade_proof.read(unit.solution))
+        assert secret
+        released = {line for cell in grade_proof.read(unit.release)["cells"] for line in grade_proof.lines(text(cell))}
+        assert not released & (secret - shown)
