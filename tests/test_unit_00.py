@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import check, data
-from helpers.models.counts import kv_bytes, prefill_flops, weight_bytes
+from helpers.models.counts import kv_bytes, prefill_flops, resident_bytes, weight_bytes
 from helpers.models.geometry import get
 
 SOURCE = Path(__file__).parents[1] / "solutions" / "00-clock" / "00-clock.py"
@@ -48,6 +48,7 @@ SAID = [
     ("**989.5 TFLOP/s**", f"{H100['dense_bf16_TFLOPs']}"),
     ("weights once, **15.01 GB**", f"{WEIGHTS / 1e9:.2f}"),
     # 2 bytes and 2 FLOPs a weight: the same number.
+    ("whole model has 16.06 GB", f"{resident_bytes(LLAMA, torch.bfloat16) / 1e9:.2f}"),
     ("**15.01 GFLOP** for a decode step", f"{2 * (WEIGHTS / 2) / 1e9:.2f}"),
     ("**13.96 TFLOP** for a prompt of 1,000 tokens", f"{PROMPT_FLOPS / 1e12:.2f}"),
     ("would add 2 %; leave it out", f"{100 * (prefill_flops(LLAMA, 1000) / PROMPT_FLOPS - 1):.0f} %"),

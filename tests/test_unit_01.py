@@ -52,6 +52,11 @@ def test_attention_share_of_prefill(prompt, share):
     says(f"adds {share}")
 
 
+def test_attention_share_of_a_step():
+    assert f"{100 * (decode_flops(G, 1024) / weight_bytes(G) - 1):.0f} %" == "4 %"
+    says("2 % to this prefill and 4 % to the step")
+
+
 def test_ridge_and_rates():
     assert PEAK / READ == pytest.approx(153, abs=0.5)
     assert 0.6 * PEAK / 1e12 == pytest.approx(187, abs=0.5)

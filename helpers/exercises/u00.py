@@ -53,6 +53,7 @@ def floors_of_two_steps(floor_ms):
             "You charged every token for the output head; a prompt needs it once, at its end: 13.96 TFLOP.": (
                 1000 * multiplying
             ),
+            "You counted attention over the prompt as well; leave it out here.": 14.22e12 / PROMPT_FLOPS * prompt,
             "It is half: count a multiplication and an addition for each weight, and take the dense rate of "
             "989.5 TFLOP/s (the headline of 1,979 is for weights of which half are zero).": prompt / 2,
         },

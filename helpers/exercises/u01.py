@@ -236,8 +236,8 @@ def generates_with_a_cache(generate):
         steps = sum(kind == "decode" for kind, _ in counted.calls)
         require(
             steps == count - 1,
-            f"{count} tokens took {steps} decode steps; the first token comes out of the prefill, so "
-            f"{count - 1} are enough. A step whose token nobody reads is wasted.",
+            f"for count={count} decode ran {steps} times; the first token comes out of the prefill, so {count - 1} "
+            "would do. A step whose token nobody reads is wasted.",
         )
     said = "8 tokens identical to recomputing: 1 prefill, 7 decode steps"
     if ahead:

@@ -52,8 +52,8 @@ plt.show()
 
 # %% [markdown]
 # Only the history grew: same model (SmolLM2-135M, float32), same weights, same machine. The weights are random
-# numbers here, because a step takes the same time whatever they say. The right-hand curve is the same with four
-# sessions on another machine, recorded with `make record`.
+# numbers here: which numbers they are hardly matters to the time of a step. The right-hand curve is the same with
+# four sessions on another machine, recorded with `make record`.
 #
 # Do you trust the left one? Perhaps it is jagged; perhaps something else was running. That is where this unit
 # starts.
@@ -61,7 +61,7 @@ plt.show()
 # ## The question
 #
 # Before anyone can explain 120 ms, someone has to have measured it, and that often goes wrong. One project
-# timed a kernel at 1.76 ms; with one missing line added it took 15.8 ms, and the rival it had "beaten" took
+# timed a kernel at 1.76 ms; with two missing lines added it took 15.8 ms, and the rival it had "beaten" took
 # 6.1 ([warp-rnnt#9](https://github.com/1ytic/warp-rnnt/issues/9)). Another reported 509.8 ms per token for a
 # model that needs 31.4
 # ([lightning-thunder#2638](https://github.com/Lightning-AI/lightning-thunder/pull/2638)): slow first runs had
@@ -81,7 +81,8 @@ plt.show()
 #
 # Take an H100 SXM. Its data sheet says **3,350 GB/s** and **989.5 TFLOP/s** (bfloat16, dense). GB is 1e9
 # bytes here and everywhere in the course. Take Llama-3.1-8B in bfloat16, two bytes a weight. Any step reads the
-# weights once, **15.01 GB**, however many tokens it handles. Each token is multiplied with every weight of the
+# weights once, **15.01 GB**, however many tokens it handles. (The whole model has 16.06 GB; of the input embedding a
+# step looks up one row a token, so that table is left out.) Each token is multiplied with every weight of the
 # layers, at two FLOPs a weight. The output head, which turns the result into scores for the next token, is needed
 # only where a next token is wanted: once in a decode step, and once at the end of a prompt. That makes
 # **15.01 GFLOP** for a decode step and **13.96 TFLOP** for a prompt of 1,000 tokens. (Attention over the prompt
@@ -485,8 +486,8 @@ plt.show()
 
 # %% [markdown]
 # A point on the slope reads as fast as the memory allows; one under the roof multiplies as fast as the device can;
-# one well below both has its kernel to blame, or a neighbour. Where torch's float32 product with one row stays
-# far below the slope, a better kernel would help; later units bring one.
+# one well below both loses time elsewhere: in its kernel, in launches, to a neighbour. Where torch's float32 product
+# with one row stays far below the slope on a quiet CPU, a better kernel would help; later units bring one.
 #
 # ## Explain
 #
@@ -618,7 +619,7 @@ plt.show()
 # of 00.1. Of these 2 ms, 0.5 would still be bytes, if the weights were read at the 3.0 TB/s of the cache and not at
 # 3.35. The source does not explain the other 1.4 ms. Launches are the usual suspect; but vLLM replays CUDA graphs
 # unless told otherwise, so it may be scheduling, sampling, or weights that stream more slowly than the cache. Only
-# a profile would tell. This much is certain: making the cache smaller will not touch it.
+# a profile would tell. This much is certain: making the cache smaller takes none of it away.
 
 # %%
 fits = data.measurement("vllm-h100-b200-fit")["data"]

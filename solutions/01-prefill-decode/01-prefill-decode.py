@@ -79,8 +79,8 @@ _ = plots.bars(None, names, per_token, ylabel="time for each token (ms)", title=
 # Llama-3.1-8B. Each token that passes through the layers is multiplied with their **6.98 billion** weights.
 # The output head has another **0.53 billion**; it is used only where a next token is wanted, so once in a
 # prefill and once in a decode step. Each weight costs **two** FLOPs: one multiplication, one addition. A KV
-# cache is kept. (It is the rule of 00.1. Attention over the context adds 2 % at this length: leave it out.
-# Looking a token up in the embedding table multiplies nothing.)
+# cache is kept. (It is the rule of 00.1. Attention over the context adds 2 % to this prefill and 4 % to the step:
+# leave it out. Looking a token up in the embedding table multiplies nothing.)
 #
 # 1. The prefill of a 1,024-token prompt, in **TFLOP** (1e12).
 # 2. One decode step after it, one sequence, in **GFLOP** (1e9).
@@ -306,11 +306,11 @@ assert script.steps == 4
 # complete. Tokens of the first chunk were all there when TTFT ended, so no time of TPOT went into them. Count them
 # all the same, and the server looks faster than it is. **Time and tokens have to cover the same stretch.**
 #
-# Real clients got this wrong, each in its list of *inter-token latencies*, the single gaps behind TPOT. One put
+# Real clients got this wrong. Two did so in their list of *inter-token latencies*, the single gaps behind TPOT. One put
 # TTFT on the list as well ([vllm#7242](https://github.com/vllm-project/vllm/issues/7242)). One took the gap between
 # two chunks for the gap between two tokens: it showed 8.72 ms at 292 tokens a second, which are 3.42 ms each
-# ([sglang#12064](https://github.com/sgl-project/sglang/pull/12064)). One divided by n − 1 whatever the first chunk
-# held ([FastDeploy#8113](https://github.com/PaddlePaddle/FastDeploy/pull/8113)).
+# ([sglang#12064](https://github.com/sgl-project/sglang/pull/12064)). A third took n − 1 tokens for its decode speed,
+# whatever the first chunk held ([FastDeploy#8113](https://github.com/PaddlePaddle/FastDeploy/pull/8113)).
 #
 # Example: sent at 10.0 s, chunks `[(10.5, 1), (10.6, 2), (10.7, 2)]` → TTFT 0.5 s, TPOT 0.2 / 4 = 0.05 s.
 
@@ -712,7 +712,7 @@ for name, simulated in (("one by one", eager), ("as a graph", graph)):
     print(f"{name}: {1e3 * simulated.now():.2f} ms, of which kernels 3.20 ms")
 
 # %% [markdown]
-# One by one, the device idles between kernels, and halving the bytes of each would change nothing at all. Launches
+# One by one, the device idles between kernels, and halving the bytes of each would change next to nothing. Launches
 # hide only behind kernels that take longer than they do. The price of a graph: addresses and shapes are fixed when
 # it is recorded.
 #

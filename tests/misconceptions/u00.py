@@ -16,6 +16,7 @@ WRONG = {
         (_with("floor_ms", "prompt", "13.96e12 / 989.5e12 * 1e3 + 15.01 / 3.35"), "overlap"),
         (_with("floor_ms", "prompt", "15.01e12 / 989.5e12 * 1e3"), "needs it once"),
         (_with("floor_ms", "prompt", "15.01 / 3.35"), "multiply for longer"),
+        (_with("floor_ms", "prompt", "14.4"), "attention over the prompt"),
         (_with("floor_ms", "prompt", "1_000 * 15.01 / 3.35"), "share one reading"),
         (_with("floor_ms", "prompt", "13.96e12 / 1_979e12 * 1e3"), "dense rate"),
         (_with("floor_ms", "prompt", "15.01e9 / 989.5e12 * 1e3"), "the prompt has 1,000"),

@@ -100,8 +100,7 @@ WRONG = {
          "        yield token\n"
          "        prompt = torch.cat([prompt, torch.tensor([token])])", "recomputes what the cache already "
          "holds"),
-        (changed(GENERATE, ("        if step < count - 1:\n    ", "")), "decode steps; the first token "
-                            "comes out"),
+        (changed(GENERATE, ("        if step < count - 1:\n    ", "")), "the first token comes out"),
         (changed(GENERATE, ("torch.tensor([token])", "prompt[-1:]")), "what does decode get"),
         (changed(GENERATE, ("range(count)", "range(count - 1)")), "you yield 0 tokens"),
         (changed(GENERATE, ("range(count)", "range(count + 1)")), "does not stop after"),
