@@ -32,7 +32,12 @@ class Fact:
 
 FACTS = (
     Fact(
-        "code", 0, "The secret access code is 4831.", "What is the access code?", "The secret access code is ", "4831"
+        "code",
+        0,
+        "The secret access code is 4831.",
+        "What is the secret access code?",
+        "The secret access code is ",
+        "4831",
     ),
     Fact("day", 1, "The release is on Thursday.", "On which day is the release?", "The release is on", "Thursday"),
     Fact("ticket", 2, "The ticket number is 8340.", "What is the ticket number?", "The ticket number is ", "8340"),
