@@ -479,7 +479,7 @@ ax = plots.curve(
     {how: np.percentile(all_gaps, shares) for how, all_gaps in gaps.items()},
     xlabel="percentile (%)",
     ylabel="inter-token latency (ms)",
-    title=f"{count} requests, {rate:.2f} a second: the tail is what chunks are for",
+    title=f"{count} requests, {rate:.2f} a second: gaps between two tokens",
 )
 ax.set_xticks(range(len(shares)), [str(share) for share in shares])
 limit_ms, rows, ttft_ms, goodput = 3e3 * alone, [], {}, {}
