@@ -113,6 +113,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 0
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work}"]
     command.append(f"--LabApp.default_url=/lab/tree/{first.relative_to(work).as_posix()}")
+    command.append("--LabApp.news_url=None")  # no question about Jupyter news over the first exercise
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     _explain_from_the_start()

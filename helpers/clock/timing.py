@@ -383,7 +383,8 @@ class Clock:
             if not any(samples.values()):
                 raise Stopped from None
             partial = True
-            print(f"Interrupted: keeping {sum(map(len, samples.values()))} samples that were already taken.")
+            # On a line of its own: a bar may be standing on this one.
+            print(f"\nInterrupted: keeping {sum(map(len, samples.values()))} samples that were already taken.")
         finally:
             bar.close()
         return {key: Timing(tuple(s), floors.get(key), partial) for key, s in samples.items() if s}
@@ -426,7 +427,7 @@ class Clock:
             if not ratios:
                 raise Stopped from None
             partial = True
-            print(f"Interrupted: keeping {len(ratios)} pairs that were already taken.")
+            print(f"\nInterrupted: keeping {len(ratios)} pairs that were already taken.")
         finally:
             bar.close()
         return compare_pairs(tuple(ratios), partial)

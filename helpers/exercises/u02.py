@@ -106,7 +106,7 @@ def largest_batch_on_an_l4(largest_batch):
 def kv_bytes_per_token(function):
     shape = types.SimpleNamespace(layers=3, hidden=120, q_heads=12, kv_heads=4, head_dim=16, intermediate=256)
     known = Geometry(name="a small model", vocab=512, **vars(shape))
-    case = "for 3 layers, hidden 120, 12 query heads, 4 KV heads, head_dim 16"
+    case = "your count for 3 layers, hidden 120, 12 query heads, 4 KV heads, head_dim 16"
     expect = kv_bytes(known, tokens=1, dtype=torch.bfloat16)
     number(call(function, known, 2), expect, unit="bytes", rel=1e-9, slips=_kv_slips(known, expect), name=case)
     for dtype, size in ((torch.float32, 4), (torch.int8, 1)):
@@ -129,7 +129,7 @@ def kv_bytes_per_token(function):
 
 @exercise("02.5")
 def tpot_seconds(function):
-    case = "weights 10e9 B, 1e5 B a token, 20,000 tokens, batch 3, 1e12 B/s"
+    case = "a step with weights of 10e9 B, 1e5 B a token, 20,000 tokens, batch 3, 1e12 B/s"
     number(
         call(function, 10e9, 1e5, 20_000, 3, 1e12),
         0.016,
@@ -146,6 +146,7 @@ def tpot_seconds(function):
             "You counted one token of cache; a step reads all of the context.": [0.0100003, 0.0100001],
             "You multiplied by the bandwidth: seconds are bytes divided by bytes per second.": 1.6e22,
             "That is bytes: divide by the bandwidth.": 16e9,
+            "You divided the cache by the bandwidth and not the weights: is a pair of brackets missing?": 10e9 + 0.006,
             "You added a token to the context: `context` is what lies in the cache and is read.": 0.0160003,
         },
     )

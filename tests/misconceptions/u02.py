@@ -113,6 +113,7 @@ WRONG = {
         (tpot("(W + batch * context * k) / bandwidth"), "left the overhead out"),
         (tpot("(W + batch * context * k) / bandwidth + batch * overhead"), "once for each sequence"),
         (tpot("(W + batch * context * k) * bandwidth"), "multiplied by the bandwidth"),
+        (tpot("W + batch * context * k / bandwidth + overhead"), "pair of brackets"),
         (tpot("(W + batch * (context + 1) * k) / bandwidth + overhead"), "added a token"),
     ],
     "02.6": [
