@@ -24,23 +24,30 @@ class Answer:
     """What one sequence got, and what it took.
 
     tokens      the new token ids
-    steps       forward passes in which this sequence still wanted tokens
-    drafted     guesses that were checked
+    guesses     how many were checked in each step in which this sequence still wanted tokens
     accepted    guesses that held
     examined    guesses up to the first wrong one of each step, that one included
     done        it has all its tokens
     """
 
     tokens: list[int] = field(default_factory=list)
-    steps: int = 0
-    drafted: int = 0
+    guesses: list[int] = field(default_factory=list)
     accepted: int = 0
     examined: int = 0
     done: bool = False
 
     @property
+    def steps(self) -> int:
+        return len(self.guesses)
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.guesses)
+
+    @property
     def tokens_per_step(self) -> float:
-        return len(self.tokens) / self.steps if self.steps else 0.0
+        """Each step yields one token and the guesses that held; a stop token counts as one."""
+        return 1 + self.accepted / self.steps if self.steps else 0.0
 
     @property
     def alpha(self) -> float:
@@ -214,8 +221,7 @@ def generate(
                 new = accept_greedy(guess, rows.argmax(dim=-1).tolist())
             # The newest token and the guesses that held are in the cache; the last of `new` is not yet.
             cache.truncate(i, lengths[i] + len(new))
-            answer.steps += 1
-            answer.drafted += len(guess)
+            answer.guesses.append(len(guess))
             answer.accepted += len(new) - 1
             answer.examined += min(len(new), len(guess))
             wanted = new[: new.index(stop)] if stop in new else new
@@ -240,6 +246,4 @@ def _forward(decoder: Decoder, cache: KVCache, rows: list[list[int]]) -> torch.T
     """Logits [batch, t, vocab] after every token of `rows`, shorter ones padded with their last token."""
     width = max(map(len, rows))
     tokens = torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], device=decoder.device)
-    if width == 1:
-        return decoder.decode(tokens[:, 0], cache)[:, None]
-    return decoder.prefill(tokens, cache, all_positions=True)
+    return decoder.decode(tokens, cache)
