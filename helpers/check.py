@@ -240,7 +240,7 @@ def number(
     if found:
         # Two slips may lead to one value: then both are said.
         closest = min(found)[0]
-        told = " Or: ".join(message for distance, message in found if math.isclose(distance, closest))
+        told = " Or: ".join(dict.fromkeys(message for distance, message in found if math.isclose(distance, closest)))
         told += f" Or: {right_so_far}." if digits else ""
         raise Wrong(f"{_lead(name, value, unit)}. {told}")
     if digits:

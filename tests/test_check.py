@@ -125,6 +125,7 @@ def test_slip_wins_over_general_diagnosis():
 
 def test_two_slips_with_one_value_are_both_said():
     assert "Forgot V. Or: Forgot K." in told(5, 10, slips={"Forgot V.": 5, "Forgot K.": 5.0, "Else.": 5.001})
+    assert "Or:" not in told(5, 10, slips={"Rounded.": [5, 5.0]})
 
 
 def test_slip_beside_the_truth_shadows_nothing():

@@ -113,12 +113,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 0
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={work}"]
     command.append(f"--LabApp.default_url=/lab/tree/{first.relative_to(work).as_posix()}")
-    command.append("--LabApp.news_url=None")  # no question about Jupyter news over the first exercise
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     _explain_from_the_start()
     sys.stdout.flush()
-    # What nbgrader adds to JupyterLab for instructors would only puzzle a learner.
+    # What nbgrader adds for instructors, and a question about Jupyter's news, would only puzzle a learner.
     settings = os.pathsep.join(filter(None, [str(ROOT / "tools" / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))
     environment = os.environ | {"COURSE_HOME": str(work / ".course"), "JUPYTER_CONFIG_PATH": settings}
     os.execve(sys.executable, command + passed_on, environment)

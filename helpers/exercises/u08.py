@@ -13,7 +13,8 @@ from helpers import data
 from helpers.check import Wrong, call, choice, close, entries, exercise, number, require
 from helpers.models.counts import kv_bytes, resident_bytes, weight_bytes
 from helpers.models.geometry import get
-from helpers.serving import plan, symptoms
+from helpers.serving import plan as fixes
+from helpers.serving import symptoms
 from helpers.serving.incident import CAUSES
 from helpers.serving.plan import Lever, Service
 
@@ -235,7 +236,7 @@ def six_causes(function):
 
 @exercise("08.7")
 def stacked(function):
-    service, levers, _ = plan.scenario()
+    service, levers, _ = fixes.scenario()
     by_name = {lever.name: lever for lever in levers}
     bare = SimpleNamespace(**dataclasses.asdict(service))  # its numbers, without the method that answers the exercise
     number(call(function, bare, []), 1e3 * service.tpot_seconds(), unit="ms", rel=1e-3, name="no levers", slips={
@@ -270,18 +271,19 @@ def stacked(function):
 
 
 @exercise("08.8")
-def the_plan(plan_):
-    service, levers, limits = plan.scenario()
+def the_plan(plan):
+    service, levers, limits = fixes.scenario()
     by_name = {lever.name: lever for lever in levers}
-    names = [name for name in plan_] if isinstance(plan_, (list, tuple)) else None
+    names = [name for name in plan] if isinstance(plan, (list, tuple)) else None
     require(names is not None and len(names) == 4, "plan has to be a list of four names of levers.")
     unknown = [name for name in names if name not in by_name]
-    require(not unknown, f"{unknown[:1]} is no lever of the table: copy its name as it stands there.")
+    if unknown:
+        raise Wrong(f"{unknown[0]!r} is no lever of the table: copy its name as it stands there.")
     require(len(set(names)) == 4, "A lever can be shipped once: four different names are asked for.")
     chosen = [by_name[name] for name in names]
     broken = limits.broken_by(chosen)
     require(not broken, f"This plan breaks a limit: {broken}.")
-    lowest, winners = plan.best(service, levers, limits)
+    lowest, winners = fixes.best(service, levers, limits)
     if set(names) not in winners:
         taken = 1e3 * service.tpot_seconds(chosen)
         idle = [x.name for x in chosen if service.tpot_seconds([x]) == service.tpot_seconds()]

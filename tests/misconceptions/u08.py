@@ -144,7 +144,7 @@ WRONG = {
         (plan("fp8 cache", "weights in 4.5 bits", "prefix caching", "kernels fused"), "leaves the bytes"),
         (plan(*FOUR[:3]), "four names"),
         (plan(*FOUR[:3], "fp8 cache"), "shipped once"),
-        (plan(*FOUR[:3], "cascade"), "is no lever"),
+        (plan(*FOUR[:3], "cascade"), "'cascade' is no lever"),
         (plan(*FOUR[:3], "int4 cache, keys per channel"), "breaks a limit"),
         ('plan = "fp8 cache"', "list of four"),
     ],

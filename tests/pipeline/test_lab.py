@@ -113,7 +113,6 @@ def test_jupyterlab_opens_on_the_copy_with_the_learners_options(course, monkeypa
     assert started["command"][-3:] == ["--no-browser", "--port", "8899"]
     assert f"--ServerApp.root_dir={work}" in started["command"]
     assert "--LabApp.default_url=/lab/tree/00-clock/00-clock.ipynb" in started["command"]
-    assert "--LabApp.news_url=None" in started["command"]
     assert "--allow-root" in started["command"]
     assert started["env"]["COURSE_HOME"] == str(work / ".course")
     config = work.parent / "environment" / "etc" / "ipython" / "ipython_kernel_config.py"
