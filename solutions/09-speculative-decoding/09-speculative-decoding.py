@@ -655,7 +655,7 @@ for shift, k in ((-0.2, 0), (0.2, 4)):
     ax.plot(places, ms, "_", color="black", markersize=22, markeredgewidth=2)
 ax.plot([], [], "_", color="black", markersize=12, label="predicted from steps")
 ax.legend()
-ax.margins(y=0.35)
+ax.set_ylim(bottom=0, top=1.4 * max(tpot.values()))
 for name in prompts:
     key, left = (
         f"09.tpot_ms_{name}_guessed",
