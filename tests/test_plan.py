@@ -48,3 +48,9 @@ def test_ties_are_all_named_and_impossible_limits_refused():
     with pytest.raises(ValueError, match="no 2 of these 1"):
         plan.best(SERVICE, levers[:1], Limits(0, 0), 2)
     assert "5 days" in Limits(0, 3).broken_by([Lever("a", days=5)])
+
+
+def test_what_is_held_and_what_a_turn_waits_for():
+    assert SERVICE.cache_bytes() == 1000 and SERVICE.cache_bytes([Lever("a", shared=50)]) == 550
+    assert SERVICE.prefill_tokens(new=5) == 105 and SERVICE.prefill_tokens([Lever("a", keep=40)], new=5) == 45
+    assert SERVICE.prefill_tokens([Lever("a", keep=40), Lever("b", found=True)], new=5) == 5

@@ -16,7 +16,8 @@ class Lever:
     weights   of the bytes of the weights
     cache     of the bytes of a cached token
     keep      tokens of a session's history that are kept; None keeps all
-    shared    tokens at the front of every session that are read once for the whole batch
+    shared    tokens at the front of every session that are read once for the whole batch, and held once
+    found     a turn finds its history in the cache, and does not prefill it again
     quality   what it costs, in per cent of the team's quality score
     days      of work until it ships
     """
@@ -26,6 +27,7 @@ class Lever:
     cache: float = 1.0
     keep: int | None = None
     shared: int = 0
+    found: bool = False
     quality: float = 0.0
     days: int = 0
 
@@ -45,10 +47,21 @@ class Service:
         """A decode step with `levers` in place, together."""
         levers = list(levers)
         weights = self.weight_bytes * min([lever.weights for lever in levers], default=1.0)
+        return (weights + self.cache_bytes(levers)) / self.bytes_per_second
+
+    def cache_bytes(self, levers: Iterable[Lever] = ()) -> float:
+        """Bytes of cache that a step reads, which is also what has to be held: a shared token counts once in both."""
+        levers = list(levers)
         cache = self.kv_bytes_per_token * min([lever.cache for lever in levers], default=1.0)
         held = min([self.context, *(lever.keep for lever in levers if lever.keep is not None)])
         shared = min(held, max([lever.shared for lever in levers], default=0))
-        return (weights + cache * (self.batch * (held - shared) + shared)) / self.bytes_per_second
+        return cache * (self.batch * (held - shared) + shared)
+
+    def prefill_tokens(self, levers: Iterable[Lever] = (), new: int = 500) -> int:
+        """Tokens that a turn of `new` tokens prefills before its first token comes: TTFT goes with them."""
+        levers = list(levers)
+        held = min([self.context, *(lever.keep for lever in levers if lever.keep is not None)])
+        return new if any(lever.found for lever in levers) else held + new
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ def scenario() -> tuple[Service, list[Lever], Limits]:
             Lever("compaction at 16,000", keep=16_000, quality=1.0, days=10),
             Lever("weights in 4.5 bits", weights=0.28, quality=1.5, days=8),
             Lever("system prompt of 4,000 read once", shared=4_000, days=12),
-            Lever("prefix caching", days=2),
+            Lever("prefix caching", found=True, days=2),
             Lever("kernels fused", days=6),
         ],
         Limits(quality=4.0, days=35),
