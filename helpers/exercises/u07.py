@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from numbers import Integral
 
 from helpers.check import Wrong, call, entries, exercise, number, require
 from helpers.models.counts import kv_bytes
@@ -156,6 +157,7 @@ def cost_of_a_turn(cost):
             grown,
             {
                 no_output: grown - 4.5,
+                "The last answer is found here; only the question, 200 tokens, is written.": grown + 1.035,
                 "Everything but the question is found, at 0.30.": [
                     _per_thousand((32_700, 0, 300)),
                     _per_thousand((32_700, 3_000, 300)),
@@ -214,7 +216,7 @@ def the_rule(function):
         gone = call(function, head, given, high, low)
         require(given == list(turns), "the list `turns` must stay as it was: the session still needs it.")
         require(
-            isinstance(gone, int) and not isinstance(gone, bool),
+            isinstance(gone, Integral) and not isinstance(gone, bool),
             f"return how many turns leave, a whole number; you returned {gone!r}.",
         )
         return gone
@@ -348,13 +350,15 @@ def key_sentences(function):
         ask(["Bring it along.", "Myriads of them."], 99) == [],
         "'Bring' holds an i and 'Myriads' begins with my: compare whole words, sentence.split(), not pieces of text.",
     )
-    require(ask(["That is our plan"], 99) == ["That is our plan"], "`our` is one of the four words.")
+    for word in ("I", "my", "we", "our"):
+        line = f"There {word} is"
+        require(ask([line], 99) == [line], f"{line!r} holds {word!r}, one of the four words, and you left it out.")
     noon = "We meet in room 5 at noon today."
     got = ask([noon, dog, rain, port], 9)
     require(
         got != [noon],
-        "you took the sentences as they come. The shortest come first: with 9 words, those of 2 and of 5, and then the "
-        "one of 8 does not fit any more.",
+        "you took the sentences as they come, or the longest first. The shortest come first: with 9 words, those of 2 "
+        "and of 5, and then the one of 8 does not fit any more.",
     )
     require(sum(len(s.split()) for s in got) <= 9, f"you kept {got}: that is more than 9 words.")
     require(got == [dog, port], f"with room for 9 words, keep {[dog, port]} of {[noon, dog, rain, port]}; not {got}.")

@@ -108,7 +108,7 @@ class HardCap(Policy):
 
 @dataclass(frozen=True)
 class Truncate(Policy):
-    """The oldest turns are dropped: above `limit` tokens, down to `low` (None: just below the limit, at every turn)."""
+    """The oldest turns are dropped: above `limit` tokens, down to `low` (None: the limit itself, so at every turn)."""
 
     limit: int = 0
     low: int | None = None

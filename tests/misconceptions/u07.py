@@ -95,6 +95,7 @@ WRONG = {
     ],
     "07.4": [
         (change("cost", "nothing done, turn 60", 10.5), "left the output out"),
+        (change("cost", "nothing done, turn 60", 16.035), "last answer is found"),
         (change("cost", "nothing done, turn 60", 127.125), "found, at 0.30"),
         (change("cost", "truncated", 9.0), "written anew"),
         (change("cost", "truncated", 52.125), "are found, at 0.30"),
@@ -158,7 +159,10 @@ WRONG = {
             extract(wanted="any(c.isdigit() for c in s) or s.lower().startswith(('i', 'my ', 'we ', 'our '))"),
             "none of the four",
         ),
+        (extract(wanted="any(c.isdigit() for c in s) or {'my', 'we', 'our'} & set(s.lower().split())"), "holds 'I'"),
+        (extract(wanted="any(c.isdigit() for c in s) or {'i', 'my', 'our'} & set(s.lower().split())"), "holds 'we'"),
         (extract(walk="wanted"), "as they come"),
+        (extract(walk="sorted(wanted, key=lambda i: -len(sentences[i].split()))"), "longest first"),
         (extract(back="[sentences[i] for i in taken]"), "as they were said"),
         (extract(fits="True"), "more than 9 words"),
         (extract(fits="len(sentences[i].split()) < room"), "fill 7 exactly"),
@@ -204,6 +208,12 @@ RIGHT = {
             "    while len(kept) > 1 and head + sum(kept) > low:",
             "        kept.pop(0)",
             "return len(turns) - len(kept)",
+        ),
+        "import numpy\n"
+        + function(
+            "leave(head, turns, high, low)",
+            "left = head + numpy.cumsum(turns[::-1])[::-1]",
+            "return 0 if left[0] <= high else min((left > low).sum(), len(turns) - 1)",
         ),
     ],
     "07.6": [
