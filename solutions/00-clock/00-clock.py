@@ -608,7 +608,7 @@ plt.show()
 # %% [markdown]
 # A prediction from the data sheet comes out some 10 % too fast; one from your own card has the loss in it. And sheets change:
 # the B200's first one said 8,000 GB/s, while current drivers report a narrower bus, 7,672 GB/s
-# ([pytorch/ao#4002](https://github.com/pytorch/ao/pull/4002)). Against that, vLLM reached 95 %.
+# ([pytorch/ao#4002](https://github.com/pytorch/ao/pull/4002)). Hold your B200 against that one.
 #
 # **A popular claim: "an H100 has 3 TB/s".** It depends which one. The SXM board has 3.35, the NVL 3.9, the PCIe
 # 2.0. Compare three with what you found above for the SXM. Whoever divides by 3.0 has, by luck, already taken the
@@ -616,8 +616,8 @@ plt.show()
 #
 # **What bytes do not explain.** vLLM fitted a line to its H100 times: 4.37e-5 ms for each token of context, plus
 # 6.44 ms. The second number is where the line meets zero; nothing was measured there. It lies 2 ms above your floor
-# of 00.1. Of these 2 ms, 0.5 would still be bytes, if the weights were read at the 3.0 TB/s of the cache and not at
-# 3.35. The source does not explain the other 1.4 ms. Launches are the usual suspect; but vLLM replays CUDA graphs
+# of 00.1. Of these 2 ms, 0.5 would still be bytes, if the weights were read at the rate that you found for the cache and
+# not at 3.35 TB/s. The source does not explain the other 1.4 ms. Launches are the usual suspect; but vLLM replays CUDA graphs
 # unless told otherwise, so it may be scheduling, sampling, or weights that stream more slowly than the cache. Only
 # a profile would tell. This much is certain: making the cache smaller takes none of it away.
 
