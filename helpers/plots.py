@@ -104,10 +104,10 @@ def prediction(
 ) -> Axes:
     """A predicted line, the measured points over it, and the residual between them shaded.
 
-    `x`, `predicted`, `measured` and `spread` (half-width of the error bars) have one entry a point; a point
-    that was not measured is NaN. An error bar far beyond all points is cut, with an arrow. The largest residual
-    is written beside its point, in % of the prediction. `series` picks colour and marker where several pairs
-    share one Axes.
+    `x`, `predicted`, `measured` and `spread` (half-width of the error bars, or two rows: below and above) have one
+    entry a point; a point that was not measured is NaN. An error bar far beyond all points is cut, with an arrow. The
+    largest residual is written beside its point, in % of the prediction. `series` picks colour and marker where several
+    pairs share one Axes.
     """
     ax = _axes(ax, xlabel, ylabel, title)
     x, predicted, measured = (np.asarray(values, dtype=float) for values in (x, predicted, measured))
@@ -360,7 +360,7 @@ def _errorbar(ax: Axes, x, y, spread, room: tuple[float, float], **style) -> Non
     if spread is None:
         ax.errorbar(x, y, **style)
         return
-    below = above = np.broadcast_to(np.abs(np.asarray(spread, dtype=float)), y.shape)
+    below, above = np.broadcast_to(np.abs(np.asarray(spread, dtype=float)), (2, *y.shape))
     cut_below, cut_above = y - below < room[0], y + above > room[1]
     below, above = np.where(cut_below, y - room[0], below), np.where(cut_above, room[1] - y, above)
     ax.errorbar(x, y, yerr=(below, above), **style)

@@ -142,3 +142,10 @@ def test_calibration_marks_what_lies_outside_and_what_was_busy():
     hollow = [line for line in ax.get_lines() if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
     assert len(hollow) == 1 and list(hollow[0].get_ydata()) == [30.0]
     assert "Nothing to compare yet" in plots.calibration([]).get_title(loc="left")
+
+
+def test_error_bars_may_differ_below_and_above():
+    ax = plots.prediction(None, [1, 2], [5.0, 5], [5.0, 6], [[1.0, 1], [2.0, 3]], xlabel="x (tokens)", ylabel="y (ms)")
+    (bars,) = [c for c in ax.containers if c.has_yerr]
+    ends = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
+    assert ends == [[4.0, 7.0], [5.0, 9.0]]

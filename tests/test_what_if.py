@@ -54,5 +54,5 @@ def test_what_cannot_be_says_so(options, error, said):
 
 def test_a_picture_says_what_does_not_fit():
     ax = what_if.draw(what_if.step(gpus=1))
-    assert "DOES NOT FIT" in ax.get_title()
+    assert "DOES NOT FIT" in ax.get_title(loc="left")
     plt.close("all")

@@ -102,6 +102,7 @@ def draw(found: Step, ax: Axes | None = None) -> Axes:
         f"TPOT {found.tpot_seconds * 1e3:,.1f} ms at least; {found.held_bytes / 1e9:,.0f} of "
         f"{found.memory_bytes / 1e9:,.0f} GB" + ("" if found.fits else ": DOES NOT FIT"),
         color=None if found.fits else plots.VERMILION,
+        loc="left",
     )
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax

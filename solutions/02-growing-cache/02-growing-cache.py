@@ -517,7 +517,7 @@ for b in batches:
         named = f"arithmetic {arithmetic[b][i]:+.1f} ms, launches {launches[b]:+.1f}"
         named += f", rest {rest[b][i]:+.1f}"
         key = f"02.tpot_ms_batch{b}_at_{context}"
-        doubt = timed[f"batch {b}"][context].verdict
+        doubt = points[b][i].verdict
         estimates.measured(key, measured[b][i], residual=named, verdict=doubt)
 estimates.report("02")
 

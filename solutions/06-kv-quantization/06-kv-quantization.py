@@ -761,7 +761,7 @@ assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instruct
 # %% [markdown]
 # So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised. Even that is optimistic:
 # an SM of this GPU has 128 lanes for floating point and 64 for integers, which do the shifts and masks. A kernel that
-# multiplies scores and weights by the scales, and not the keys and values, needs 4.5 instructions a number (counted in
+# multiplies scores and weights by the scales, and not the keys and values, needs 4.4 instructions a number (counted in
 # the one of this course). And one that unpacks into memory first can gain less than nothing: Hugging Face's post on its
 # 4-bit cache speaks of "roughly an x2.5 memory saving" and of a speed that "starts to decrease with higher batch sizes".
 #
