@@ -293,8 +293,7 @@ class Conversation:
                 return self.call(number, args, kwargs)
 
         stand_in.__name__ = stand_in.__qualname__ = _name(told)
-        stand_in.blank = told["blank"] is True
-        stand_in.number = number
+        vars(stand_in).update(blank=told["blank"] is True, number=number)
         return self._known(stand_in)
 
     def _known(self, stand_in):

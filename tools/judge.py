@@ -65,10 +65,13 @@ class Judge:
     def _run(self, name: str, source: str):
         """Execute a cell; returns the value of its last line, which nbgrader takes as the score, if it has one."""
         tree = ast.parse(source)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        value = last.value if isinstance(last, ast.Expr) else None
+        if value is not None:
+            tree.body.pop()
         exec(compile(tree, f"<{name}>", "exec"), self.names)
-        if last is not None:
-            return eval(compile(ast.Expression(last.value), f"<{name}>", "eval"), self.names)
+        if value is not None:
+            return eval(compile(ast.Expression(value), f"<{name}>", "eval"), self.names)
         return None
 
 
