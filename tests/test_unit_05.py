@@ -1,9 +1,6 @@
 """Every number in the prose of unit 05, recomputed; and the reference answers under load and in a decoder."""
 
-import builtins
-import dis
 import re
-import types
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from helpers.models.geometry import get
 from helpers.models.pretrained import load as load_model
 from helpers.serving import traces
 from tests.misconceptions.harness import ROOT, load
+from tests.rerun import folded, names_by_cell
 from tools.source import kind, solution_notebook, text
 from tools.units import Unit
 
@@ -292,10 +290,6 @@ CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 
-def folded(cell):
-    return cell["metadata"].get("jupyter", {}).get("source_hidden", False)
-
-
 def test_learner_meets_the_first_blank_early():
     assert [kind(cell) for cell in CELLS].index("answer") <= 6
     lengths = sorted(len(text(cell).splitlines()) for cell in CODE)
@@ -312,35 +306,7 @@ def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws()
 
 def test_cells_can_be_run_again_in_any_order():
     """A name that one cell reads and does not itself set first is set by one cell only."""
-    set_by, read_by = {}, {}
-    for number, cell in enumerate(CODE):
-        stored, read = _names(compile(text(cell), "<cell>", "exec"))
-        for name in stored:
-            set_by.setdefault(name, []).append(number)
-        for name in read - set(dir(builtins)):
-            read_by.setdefault(name, []).append(number)
+    set_by, read_by = names_by_cell(CODE)
     twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
     assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
     assert set(read_by) <= set(set_by), set(read_by) - set(set_by)
-
-
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Names that a module sets, and those that it, or a function in it, reads without having set them before."""
-    stored, read = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname == "STORE_NAME":
-            stored.add(step.argval)
-        elif step.opname == "LOAD_NAME" and step.argval not in stored:
-            read.add(step.argval)
-        elif isinstance(step.argval, types.CodeType):
-            inner = _globals(step.argval)
-            # A comprehension runs at once; a function later, when another cell may have set the name again.
-            at_once = step.argval.co_name.startswith("<") and step.argval.co_name != "<lambda>"
-            read |= inner - stored if at_once else inner
-    return stored, read
-
-
-def _globals(code: types.CodeType) -> set[str]:
-    found = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    found -= {"__name__", "__module__", "__qualname__"}
-    return found.union(*(_globals(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))

@@ -16,6 +16,7 @@ from helpers.serving import sessions, traces
 from helpers.serving.blocks import BlockManager
 from helpers.serving.sessions import Compact, HardCap, Policy, Truncate, Usage, shrink
 from tests.misconceptions.harness import ROOT, load
+from tests.rerun import folded
 from tools.source import kind, solution_notebook, text
 from tools.units import Unit
 
@@ -296,10 +297,6 @@ def test_what_each_extraction_loses(reference, tokenizer):
 
 
 CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
-
-
-def folded(cell):
-    return cell["metadata"].get("jupyter", {}).get("source_hidden", False)
 
 
 def test_learner_meets_the_first_blank_early():

@@ -1,6 +1,5 @@
 """Every number in the prose of unit 10, recomputed; and the reference answers in a scheduler."""
 
-import builtins
 import re
 
 import pytest
@@ -15,7 +14,7 @@ from helpers.models.geometry import get
 from helpers.serving import traces
 from helpers.serving.scheduler import Arrival, Scheduler, from_trace, poisson
 from tests.misconceptions.harness import ROOT, load
-from tests.test_unit_05 import _names
+from tests.rerun import folded, names_by_cell
 from tools.source import kind, solution_notebook, text
 from tools.units import Unit
 
@@ -165,10 +164,6 @@ CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 
-def folded(cell):
-    return cell["metadata"].get("jupyter", {}).get("source_hidden", False)
-
-
 def test_learner_meets_the_first_blank_early():
     assert [kind(cell) for cell in CELLS].index("answer") <= 6
     lengths = sorted(len(text(cell).splitlines()) for cell in CODE)
@@ -185,13 +180,7 @@ def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws()
 
 def test_cells_can_be_run_again_in_any_order():
     """A name that one cell reads and does not itself set first is set by one cell only."""
-    set_by, read_by = {}, {}
-    for number, cell in enumerate(CODE):
-        stored, read = _names(compile(text(cell), "<cell>", "exec"))
-        for name in stored:
-            set_by.setdefault(name, []).append(number)
-        for name in read - set(dir(builtins)):
-            read_by.setdefault(name, []).append(number)
+    set_by, read_by = names_by_cell(CODE)
     twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
     assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
     assert set(read_by) <= set(set_by), set(read_by) - set(set_by)
