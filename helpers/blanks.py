@@ -74,9 +74,14 @@ def reason(error: BaseException, source: str, space: dict, unit: str) -> str | N
     return None
 
 
+def running():
+    """The shell of the notebook that this code runs in, or None."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def install() -> None:
     """Let the running notebook kernel explain cells that fail for want of another; nothing where there is none."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = running()
     if shell is not None:
         load_ipython_extension(shell)
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from helpers.blanks import blank_in, install, is_blank
+from helpers import estimates
+from helpers.blanks import blank_in, install, is_blank, running
 from helpers.friendly import Friendly
 from helpers.hints import hint, offer, solution
 from helpers.numbers import pretty
@@ -128,6 +129,7 @@ def grade(name: str, *answers, points: float | None = None) -> float | None:
     finally:
         if noise.getvalue().strip():
             print(noise.getvalue().strip())
+    _note(name, 1 - len(failed) / len(_parts) if failed else 1.0)
     if failed:
         print(f"{len(_parts) - len(failed)} of {len(_parts)} right", *(f"✗ {f}" for f in failed), sep="\n")
         return share(points * (1 - len(failed) / len(_parts)), points)
@@ -162,10 +164,17 @@ def share(earned, most: float) -> float:
 def _missed(name: str, failure: CheckFailed) -> CheckFailed:
     """The failure of exercise `name`, with an offer of help from the second one on."""
     failure.exercise = name
+    _note(name, 0.0)
     _misses[name] = _misses.get(name, 0) + 1
     if _misses[name] > 1:
         failure.offer = offer(name)
     return failure
+
+
+def _note(name: str, share: float) -> None:
+    """Log what a test gave, where it runs in a learner's notebook; a grader has a gradebook."""
+    if running() is not None:
+        estimates.checked(name, share)
 
 
 @contextlib.contextmanager

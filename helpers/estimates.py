@@ -116,6 +116,16 @@ def help_taken(number: str = "") -> dict[str, dict]:
     return found
 
 
+def checked(exercise: str, share: float) -> None:
+    """Log what the test of `exercise` ("04.8") gave: the share of its points, 0 to 1."""
+    _append({"kind": "check", "key": exercise, "value": share})
+
+
+def shares(number: str = "") -> dict[str, float]:
+    """{exercise: share of its points} of unit `number` ("04"; empty: all), by the last run of each test."""
+    return {e["key"]: e["value"] for e in _read() if e["kind"] == "check" and e["key"].startswith(number)}
+
+
 def ledger(number: str, lever: str, tpot: str = "", ttft: str = "", memory: str = "", quality: str = "") -> Table:
     """Log the row of unit `number` ("02") in the lever ledger and return the ledger so far; effects in a few words."""
     _append(
@@ -264,7 +274,7 @@ def _parse(line: bytes) -> dict | None:
         _finite(_key(entry["key"]), entry["value"])
     except (ValueError, KeyError, TypeError):
         return None
-    return entry if entry["kind"] in {"predict", "measured"} else None
+    return entry if entry["kind"] in {"predict", "measured", "check"} else None
 
 
 def _tell(message: str) -> None:

@@ -61,7 +61,7 @@ def offer(exercise: str) -> str:
 def unit(number: str) -> dict:
     """What the build took from the source of unit `number` ("04"): "exercises", "answers" and "names".
 
-    exercises   {"04.8": {"hints": […], "solution": code, "why": text}}
+    exercises   {"04.8": {"hints": […], "solution": code, "why": text, "points": of its test}}
     answers     {name: the exercise whose answer cell defines it}
     names       what the other cells define
     """

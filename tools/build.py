@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
-from tools import hints
+from tools import frame, hints
 from tools.problems import release_problems, source_problems
 from tools.source import solution_notebook
 from tools.units import ROOT, CourseError, Unit, find, nbgrader_config, notebook_text, write_whole
@@ -93,6 +93,13 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 2
     built: dict[Path, bytes] = {}
     broken = []
+    try:
+        start = frame.start(root)
+    except CourseError as error:
+        print(error)
+        return 1
+    if start is not None:
+        built[root / "notebooks" / "START.ipynb"] = notebook_text(start).encode()
     for unit in units:
         try:
             built |= build(unit)

@@ -17,15 +17,18 @@ GOES_ON = re.compile(r"\s*#\s{3,}(\S.*)")
 
 def extract(notebook: dict) -> dict:
     """The content of `uNN.json` (see `helpers.hints.unit`) from a solution notebook."""
-    exercises, answers, others = {}, {}, set()
+    exercises, answers, others, points = {}, {}, set(), {}
     for cell in notebook["cells"]:
         role = kind(cell)
         if role == "answer":
             exercise = exercise_id(cell)
             exercises[exercise] = _entry(text(cell))
             answers |= dict.fromkeys(sorted(Names(text(cell)).bound), exercise)
-        elif role not in {"text", "test"}:
+        elif role == "test":
+            points[exercise_id(cell)] = cell["metadata"]["nbgrader"]["points"]
+        elif role != "text":
             others |= Names(text(cell)).bound
+    exercises = {name: entry | {"points": points.get(name, 0)} for name, entry in exercises.items()}
     return {"answers": answers, "exercises": exercises, "names": sorted(others - set(answers))}
 
 

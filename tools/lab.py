@@ -11,13 +11,17 @@ import os
 import sys
 from pathlib import Path
 
-from tools.units import ROOT, CourseError, write_whole
+from ipykernel.ipkernel import IPythonKernel
+
+from tools.units import ROOT, CourseError, notebook_text, write_whole
 
 MANIFEST = ".released.json"
+FIRST = "START.ipynb"
+TUTORS = ROOT / "docs" / "tutors.md"
 
 
 def refresh(release: Path, work: Path) -> list[str]:
-    """Bring the files of `release` into `work`; returns one line per file that it wrote.
+    """Bring the files of `release`, and the rules for AI tutors, into `work`; returns one line per file that it wrote.
 
     New files are added, files that the learner did not touch follow the release; where both changed, the learner's
     stays and the new one is put beside it as `NAME.new.ipynb`. Raises `CourseError` when the disk refuses; every file
@@ -29,10 +33,11 @@ def refresh(release: Path, work: Path) -> list[str]:
         for unfinished in work.rglob(".*.part"):
             unfinished.unlink()
         known = _known(work)
+        files = {"AGENTS.md": TUTORS.read_bytes()}
         for path in sorted(p for p in release.rglob("*") if p.is_file() and ".ipynb_checkpoints" not in p.parts):
-            name = path.relative_to(release).as_posix()
-            line = _bring(path.read_bytes(), work / name, name, known)
-            if line:
+            files[path.relative_to(release).as_posix()] = _as_opened(path.read_bytes())
+        for name, content in files.items():
+            if line := _bring(content, work / name, name, known):
                 said.append(line)
                 write_whole(work / MANIFEST, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
     except OSError as error:
@@ -43,14 +48,28 @@ def refresh(release: Path, work: Path) -> list[str]:
     return said
 
 
+def _as_opened(content: bytes) -> bytes:
+    """A notebook as JupyterLab would save it on this machine.
+
+    It writes the language of the kernel that it starts into every notebook it opens, Python's version included, and
+    marks a notebook in which that is new as changed.
+    """
+    try:
+        notebook = json.loads(content)
+        notebook["metadata"]["language_info"] = dict(IPythonKernel.language_info)
+    except (ValueError, KeyError, TypeError):
+        return content
+    return notebook_text(notebook).encode()
+
+
 def _bring(content: bytes, target: Path, name: str, known: dict[str, str]) -> str:
     """Bring one file up to date and note it in `known`; returns what to say, or ""."""
-    new = _digest(content)
+    new = _digest(name, content)
     if not target.exists():
         write_whole(target, content)
         known[name] = new
         return f"added      work/{name}"
-    present = _digest(target.read_bytes())
+    present = _digest(name, target.read_bytes())
     if present == new:
         if known.get(name) != new:
             known[name] = new
@@ -76,7 +95,11 @@ def _known(work: Path) -> dict[str, str]:
     return known if isinstance(known, dict) else {}
 
 
-def _digest(content: bytes) -> str:
+def _digest(name: str, content: bytes) -> str:
+    """What a file is known by: its bytes, or of the page that everybody runs and nobody edits, its cells' sources."""
+    if name == FIRST:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            content = json.dumps(["".join(cell["source"]) for cell in json.loads(content)["cells"]]).encode()
     return hashlib.sha256(content).hexdigest()
 
 
@@ -105,7 +128,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     except CourseError as error:
         print(error)
         return 1
-    first = next(iter(sorted(work.glob("[0-9][0-9]-*/*.ipynb"))), None)
+    first = next(iter([*work.glob(FIRST), *sorted(work.glob("[0-9][0-9]-*/*.ipynb"))]), None)
     if first is None:
         print("there is no notebook to open; an author builds them with `make notebooks`")
         return 1

@@ -5,12 +5,12 @@ import re
 
 import jupytext
 
+from tools import frame
 from tools.units import CourseError, Unit
 
 SHORTHAND = {"answer", "test", "points", "report"}
 ALLOWED = SHORTHAND | {"tags", "jupyter", "slideshow", "scrolled"}
 EXERCISE = re.compile(r"\d\d\.\d+[a-z]?\Z")
-KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def kind(cell: dict) -> str:
@@ -68,12 +68,7 @@ def solution_notebook(unit: Unit) -> dict:
                 metadata["tags"] = [*metadata.get("tags", []), "measure"]
         built["source"] = cell.source.splitlines(keepends=True)
         cells.append(built)
-    return {
-        "cells": cells,
-        "metadata": {"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    return frame.notebook([*cells, *frame.ending(unit)])
 
 
 def text(cell: dict) -> str:

@@ -1,7 +1,9 @@
 """The learner's copy: what is new arrives, what they wrote stays, whatever goes wrong on the way."""
 
 import errno
+import json
 import os
+import platform
 import sys
 
 import pytest
@@ -122,3 +124,33 @@ def test_jupyterlab_opens_on_the_copy_with_the_learners_options(course, monkeypa
 def test_without_notebooks_it_says_what_to_do(tmp_path, capsys):
     assert lab.main(["--copy-only"], tmp_path) == 1
     assert "make notebooks" in capsys.readouterr().out
+
+
+def test_a_notebook_arrives_as_jupyterlab_would_save_it(course):
+    """Otherwise JupyterLab marks it as changed before anybody has touched it: it writes in which language it runs."""
+    release, work = course
+    notebook = {"cells": [], "metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
+    (release / "02-new").mkdir()
+    (release / "02-new" / "02-new.ipynb").write_text(json.dumps(notebook))
+    lab.refresh(release, work)
+    info = json.loads((work / "02-new" / "02-new.ipynb").read_text())["metadata"]["language_info"]
+    assert info["version"] == platform.python_version() and info["codemirror_mode"]
+    assert lab.refresh(release, work) == []
+
+
+def test_the_page_that_everybody_runs_follows_the_release(course):
+    release, work = course
+    page = {"cells": [{"source": ["one"], "outputs": []}], "metadata": {}}
+    (release / lab.FIRST).write_text(json.dumps(page))
+    lab.refresh(release, work)
+    page["cells"][0]["outputs"] = ["drawn"]
+    (work / lab.FIRST).write_text(json.dumps(page))
+    assert lab.refresh(release, work) == []
+    page["cells"][0]["source"] = ["two"]
+    (release / lab.FIRST).write_text(json.dumps(page))
+    assert lab.refresh(release, work) == ["refreshed  work/START.ipynb"]
+
+
+def test_the_rules_for_tutors_lie_beside_the_notebooks(course):
+    _, work = course
+    assert "do not solve" in (work / "AGENTS.md").read_text(encoding="utf-8")

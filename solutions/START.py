@@ -1,0 +1,69 @@
+# %% [markdown]
+# # Why does my chat slow down?
+#
+# > *An interactive chat product sees its time per output token (TPOT) start near 40 ms and climb to 120 ms
+# > by the time a session holds 30k tokens of history. Why, and which fixes ship without retraining?*
+#
+# Eleven notebooks take you from this report to a fix. In each you predict a number, write the mechanism yourself, run
+# it in a real decoder, and measure whether you were right. One idea carries all of them: **a decode step takes as
+# long as the bytes it must stream: the weights, which stay the same, and the KV cache, which grows with every token
+# of every session.**
+#
+# **Begin here:** [00 · A clock you can trust](00-clock/00-clock.ipynb). Its third code cell draws your own machine
+# slowing down, before any exercise.
+#
+# ## Where you are
+#
+# Run the next two cells (Shift+Enter) whenever you come back. They read what the tests said and what you guessed, and
+# compute nothing. `make score` in a terminal grades what is saved, as an instructor would.
+
+# %%
+from helpers import course
+
+course.progress()
+
+# %% [markdown]
+# How well do you guess? Every prediction that you logged before its measurement, one point each. On the line you were
+# right; the band is a factor of 1.5 either way. Hollow points were measured on a busy machine.
+
+# %%
+course.guesses()
+
+# %% [markdown]
+# ## The map
+#
+# An arrow says: uses the words and the functions of.
+#
+# <!-- map -->
+#
+# <!-- units -->
+
+# %% [markdown]
+# ## Three ways through
+#
+# <!-- paths -->
+#
+# The times are the sums of the units' own, all exercises and measurements included.
+
+# %% [markdown]
+# ## When you are stuck
+#
+# - **Read the message** below the test, word by word. It usually names the slip.
+# - In a cell of your own, `check.hint("02.4")` gives a first step and, called again, the next;
+#   `check.solution("02.4")` shows the course's own answer and why it is so. They cost no points, and are noted in
+#   your log.
+# - *This cell needs exercise 02.4, which is still blank*: fill that in first.
+# - *… is not there yet*, or anything odd after a restart: *Run → Run All Above Selected Cell*.
+# - A curve that is all over the place, `[busy]` in its title: something else uses the machine. Close it and run the
+#   cell again.
+# - You work with an AI assistant: let it read `AGENTS.md` in this folder first. It asks the assistant to explain and
+#   to ask, and to leave the solving to you.
+#
+# More about the cells, the messages and the log: `docs/learners.md` in the course's folder.
+
+# %% [markdown]
+# ## Words
+#
+# Each is explained where it first matters, in the unit whose number stands behind it.
+#
+# <!-- glossary -->
