@@ -27,6 +27,7 @@ import numpy
 import torch
 import triton
 
+from helpers import kernels
 from helpers.caches import Fp8Cache, FullCache, Int4TokenCache, Int8Cache, LatentCache, StaticCache
 from helpers.clock import devices, graphs, recordings, sweeps, timing
 from helpers.kernels import cuda
@@ -207,7 +208,7 @@ class Check:
 
 def against_float64(check: Check) -> None:
     """Every layout in every dtype, and whether the machine may use fp8 at all."""
-    fp8 = not check.on_gpu or torch.cuda.get_device_capability(check.device) >= (8, 9)
+    fp8 = not check.on_gpu or kernels.reads_fp8(check.device)
     for dtype in check.plan.dtypes:
         for name, make in attention_cases.cases(dtype, check.device, fp8).items():
             if check.plan.cases is None or name in check.plan.cases:
@@ -342,7 +343,7 @@ def prefill(check: Check, model: Geometry) -> None:
 
 def attention(check: Check, model: Geometry) -> None:
     """Attention of all layers alone: every precision, batch 1 against context."""
-    fp8 = not check.on_gpu or torch.cuda.get_device_capability(check.device) >= (8, 9)
+    fp8 = not check.on_gpu or kernels.reads_fp8(check.device)
     for precision in ("full", "fp8", "int8", "int4") if fp8 else ("full", "int8", "int4"):
         make = functools.partial(gpu_caches.layer, precision, 1, model.kv_heads)
         attention_curve(check, f"attention-{precision}", precision, model, model.q_heads, make, model.head_dim)

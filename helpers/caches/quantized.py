@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from helpers.caches.base import KVCache, OverwritingCache, Places
 from helpers.caches.full import FullCache
-from helpers.kernels import FEW, quantize, reference
+from helpers.kernels import FEW, quantize, reads_fp8, reference
 from helpers.models import rope
 from helpers.models.attention import causal
 from helpers.models.geometry import Geometry
@@ -264,8 +264,7 @@ class Fp8Cache(QuantizedCache):
 
     def __init__(self, geometry: Geometry, capacity: int, batch: int = 1, **options):
         super().__init__(geometry, capacity, batch, **options)
-        hardware = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 9)
-        self.fused = self.fused and hardware and self.kernels.CAPABILITIES.fp8
+        self.fused = self.fused and reads_fp8(self.device) and self.kernels.CAPABILITIES.fp8
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, quantize.FP8)
 

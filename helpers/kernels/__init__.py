@@ -56,7 +56,9 @@ import torch
 
 BACKENDS = ("reference", "cpu", "cuda")
 FEW = 8  # newest tokens of a sequence, such as drafted ones, that are answered in one read of the cache; more: a prompt
-TRITON_CAPABILITY = (8, 0)  # Ampere, the oldest GPU that the Triton kernels are written for
+TRITON_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the Triton kernels are compiled for
+BFLOAT16_CAPABILITY = (8, 0)  # Ampere; a GPU before it has no hardware for bfloat16
+FP8_CAPABILITY = (8, 9)  # Ada, the first to convert fp8 in hardware
 
 _said: set[str] = set()
 
@@ -96,7 +98,8 @@ def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = No
     Args:
         device: a torch device or its name.
         name: "reference", "cpu" or "cuda" to insist on one; None picks the fastest that runs on the device.
-        dtype: of the numbers it will be given, where that is known: the compiled CPU loops are float32 only.
+        dtype: of the numbers it will be given, where that is known: the compiled CPU loops are float32 only, and a GPU
+            before Ampere does not compute in bfloat16 (ask `half` for the 16-bit type to take).
 
     Raises:
         ValueError: no backend of that name, or it does not run on the device or in the dtype.
@@ -115,12 +118,30 @@ def select(device="cpu", name: str | None = None, dtype: torch.dtype | None = No
         raise ValueError(
             f"the {name!r} backend does not compute in {dtype}: leave the backend out, or take 'reference'"
         )
+    if name == "cuda" and dtype == torch.bfloat16 and not _since(device, BFLOAT16_CAPABILITY):
+        raise ValueError(f"this GPU has no hardware for bfloat16: take {half(device)}")
     return backend
+
+
+def half(device) -> torch.dtype:
+    """The 16-bit type that `device` has hardware for: bfloat16, and float16 on a CUDA device before Ampere."""
+    return torch.bfloat16 if _since(device, BFLOAT16_CAPABILITY) else torch.float16
+
+
+def reads_fp8(device) -> bool:
+    """Whether `device` converts fp8 as it reads, which takes a CUDA device since Ada."""
+    return torch.device(device).type == "cuda" and _since(device, FP8_CAPABILITY)
 
 
 def interpreted() -> bool:
     """Whether Triton's kernels run in its interpreter, on any device, which is slow and for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _since(device, capability: tuple[int, int]) -> bool:
+    """Whether `device` is none of CUDA's, or of this compute capability at least."""
+    device = torch.device(device)
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= capability
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
@@ -129,6 +150,10 @@ def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
     if device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
         if found >= TRITON_CAPABILITY and _importable("triton"):
+            if dtype == torch.bfloat16 and found < BFLOAT16_CAPABILITY:
+                return _fall_back(
+                    f"this GPU (compute capability {found[0]}.{found[1]}) has no hardware for bfloat16, take float16"
+                )
             return "reference" if dtype == torch.float64 else "cuda"
         return _fall_back(f"this GPU (compute capability {found[0]}.{found[1]}) or its software has no Triton kernels")
     if device.type == "meta":

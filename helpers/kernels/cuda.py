@@ -8,13 +8,14 @@ A cache dimension [.., capacity, ..] is a multiple of CAPACITY_MULTIPLE tokens a
 (`torch.zeros`): the kernels read whole tiles and mask scores, not loads.
 """
 
-import dataclasses
 import functools
 
 import torch
 import torch.nn.functional as F
 
+from helpers import kernels
 from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels, reference
+from helpers.kernels.launches import Launch, launch, power_of_two
 
 CAPACITY_MULTIPLE = 64  # tokens
 CAPABILITIES = Capabilities(
@@ -127,35 +128,6 @@ def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """How a variant of the kernel is compiled: its tile sizes and Triton's options."""
-
-    heads: int  # query heads a program holds
-    tile: int  # tokens a step
-    warps: int
-    stages: int
-
-
-def launch(kind: str, v_form: str, group: int, block: int, capability: tuple[int, int]) -> Launch:
-    """Tile sizes for a cache of `kind` "wide" (16 and 32 bits), "narrow" (8 and 4 bits) or "latent".
-
-    Chosen by reading compiled code for sm_80, sm_90 and sm_100: no spills, all shared memory within the limit, 16-byte
-    loads, and the fewest instructions per byte of cache among what met these.
-    """
-    if kind == "latent":
-        heads, tile, warps, stages = 16, 32, 8, 2
-    elif kind == "narrow":
-        heads, tile, warps, stages = min(16, max(8, _power_of_two(group))), 64, 2 if v_form == "columns" else 4, 3
-    elif capability[0] == 9:
-        # 16 columns are what Hopper's warp-group instruction needs; it reads both tiles from shared memory.
-        heads = min(32, max(16, _power_of_two(group)))
-        tile, warps, stages = 64, 4 if heads == 16 else 8, 3
-    else:
-        heads, tile, warps, stages = min(32, max(8, _power_of_two(group))), 64, 8, 3
-    return Launch(heads, min(tile, block) if block else tile, warps, stages)
-
-
 def constants(
     kind: str, settings: Launch, *, kv_heads: int, group: int, head_dim: int, splits: int, v_form: str, compute: str,
     queries: int = 1, int4: bool = False, scales: int = 0, zeros: bool = False, block: int = 0, tail: int = 0,
@@ -181,7 +153,7 @@ def constants(
 
 def combine_constants(parts: int, width: int) -> dict:
     """The compile-time constants of `cuda_kernels.combine`, by name."""
-    padded = _power_of_two(parts)
+    padded = power_of_two(parts)
     return {"PARTS": parts, "PADDED": padded, "CHUNK": min(16, padded), "WIDTH": width}
 
 
@@ -192,7 +164,7 @@ def choose_splits(programs: int, tiles: int, multiprocessors: int) -> int:
     which a captured graph could not follow.
     """
     wanted = max(1, 4 * multiprocessors // programs)
-    return min(128, _power_of_two(wanted), _power_of_two(tiles))
+    return min(128, power_of_two(wanted), power_of_two(tiles))
 
 
 def _attend(
@@ -209,7 +181,9 @@ def _attend(
     kind = "latent" if latent_rank else "wide" if k.element_size() > 1 else "narrow"
     tail = head_dim - latent_rank if latent_rank else 0
     v_form = "latent" if latent_rank else "rows" if v.stride(-1) == 1 else "columns"
-    settings = launch(kind, v_form, group, block, _capability(q.device))
+    capability = _capability(q.device)
+    compute = _compute_type(q.dtype, k.dtype, capability)
+    settings = launch(kind, v_form, group, block, capability, compute)
     _check(q, queries, k, v, block_table, int4, tail, settings.tile, latent_rank)
 
     halves = 1
@@ -228,7 +202,7 @@ def _attend(
     part_lses = torch.empty(batch, q_heads, splits, dtype=torch.float32, device=q.device)
     fixed = constants(
         kind, settings, kv_heads=kv_heads, group=group, head_dim=head_dim, splits=splits, v_form=v_form,
-        compute=_compute_type(q, k), queries=queries, int4=int4, scales=0 if k_scale is None else halves,
+        compute=compute, queries=queries, int4=int4, scales=0 if k_scale is None else halves,
         zeros=k_zero is not None, block=block, tail=tail,
     )  # fmt: skip
     # A pointer that a variant does not read still has to be one: q stands in.
@@ -300,7 +274,9 @@ def _check(q, queries, k, v, block_table, int4, tail, tile, latent_rank) -> None
             raise KernelUnsupported(
                 f"blocks must hold 16, 32 or a multiple of {CAPACITY_MULTIPLE} tokens, not {capacity}"
             )
-    if k.dtype == torch.float8_e4m3fn and q.is_cuda and _capability(q.device) < (8, 9):
+    if torch.bfloat16 in (q.dtype, k.dtype) and q.is_cuda and _capability(q.device) < kernels.BFLOAT16_CAPABILITY:
+        raise KernelUnsupported("this GPU has no hardware for bfloat16: take float16")
+    if k.dtype == torch.float8_e4m3fn and q.is_cuda and _capability(q.device) < kernels.FP8_CAPABILITY:
         raise KernelUnsupported("fp8 caches need compute capability 8.9 (Ada) or later; use int8 on this GPU")
     for name, tensor, contiguous in (("q", q, (-1,)), ("keys", k, (-1,)), ("values", v, (-1, -2))):
         _check_alignment(name, tensor, contiguous)
@@ -336,17 +312,20 @@ def _check_scales(k_scale, v_scale, k_zero, v_zero, shape, allowed) -> None:
             raise KernelUnsupported(f"{name} and k_scale must be laid out alike")
 
 
-def _compute_type(q: torch.Tensor, k: torch.Tensor) -> str:
-    """float32 queries are computed in float32; a 16-bit cache in its own type; 8 and 4 bits in fp16, which holds all
-    their values and which the hardware converts to directly."""
-    if q.dtype == torch.float32:
+def _compute_type(query: torch.dtype, stored: torch.dtype, capability: tuple[int, int]) -> str:
+    """The type of the products' operands; they are summed in float32.
+
+    8 and 4 bits in float16, which holds all their values and which the hardware converts to directly, whatever the
+    queries are, at less than half the instructions of float32. Queries and probabilities are then rounded, each by
+    2^-11 of itself at most. With m the largest Σ|q·k| of a score and n tokens, the output is off by no more than
+    max|v| · (e^(2m/2^11) · (1 + 2^-11) - 1) + n · 127 / 2^25, its last term for probabilities below float16's normal
+    range. Before Ampere, where Triton uses no tensor cores, in float32.
+    """
+    if stored.itemsize == 1:
+        return "float16" if capability >= kernels.BFLOAT16_CAPABILITY else "float32"
+    if torch.float32 in (query, stored):
         return "float32"
-    return "bfloat16" if k.dtype == torch.bfloat16 else "float16"
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(0, n - 1).bit_length()
+    return "bfloat16" if stored == torch.bfloat16 else "float16"
 
 
 @functools.cache

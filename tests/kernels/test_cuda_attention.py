@@ -4,7 +4,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from helpers.kernels import cuda, cuda_kernels
+from helpers import kernels
+from helpers.kernels import cuda, cuda_kernels, quantize
 from tools import attention_cases
 
 NAMES = list(attention_cases.cases(torch.float32))
@@ -21,6 +22,28 @@ def test_the_interpreter_is_on():
 def test_against_float64(name, dtype):
     case = attention_cases.cases(dtype)[name]()
     assert case.error() <= case.tolerance
+
+
+@pytest.mark.parametrize("name", ["int8", "int4, groups and zero points", "2 tokens, int4"])
+def test_before_ampere_narrow_caches_are_computed_in_float32(name, monkeypatch):
+    monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))
+    assert attention_cases.cases(torch.float32)[name]().error() <= attention_cases.TOLERANCE[torch.float32]
+
+
+def test_float16_products_over_int8_keep_to_their_bound():
+    """The bound that `_compute_type` states, and it is small beside what quantising has changed."""
+    q, k, v = (torch.randn(2, heads, 512, 32, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2, 3))
+    q, v = q[:, :, 0], v[:, :2]
+    k[..., 5] *= 20.0  # keys have channels that stand out
+    (k8, k_scale), (v8, v_scale) = quantize.int8_per_token(k), quantize.int8_per_token(v)
+    restored = [x.double() * scale[..., None].double() for x, scale in ((k8, k_scale), (v8, v_scale))]
+    exact, _ = attention_cases.attention(q, *restored, [512, 512], 32**-0.5)
+    unquantised, _ = attention_cases.attention(q, k, v, [512, 512], 32**-0.5)
+    error = (cuda.decode_attention_int8(q, k8, k_scale, v8, v_scale, 512).double() - exact).abs().max()
+    magnitude = (q.double().abs().unflatten(1, (2, 3)) @ restored[0].abs().transpose(-1, -2)).max() * 32**-0.5
+    bound = restored[1].abs().max() * (torch.exp(2 * magnitude / 2**11) * (1 + 2**-11) - 1) + 512 * 127 / 2**25
+    assert 0 < error < bound
+    assert error < 0.2 * (exact - unquantised).abs().max()
 
 
 @pytest.mark.parametrize("splits", [1, 2, 16])
@@ -93,3 +116,19 @@ def test_scales_that_do_not_fit_are_refused():
         cuda.decode_attention_int8(q, stored, scale, stored, None, 3)
     with pytest.raises(ValueError, match="laid out alike"):
         cuda.decode_attention_int8(q, stored, scale, stored, torch.ones(1, 64, 2).transpose(1, 2), 3)
+
+
+def test_a_t4_has_the_kernels_in_float16_and_not_in_bfloat16(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert kernels.half("cuda") == torch.float16
+    assert not kernels.reads_fp8("cuda")
+    assert kernels.select("cuda", dtype=torch.float16) is kernels.select("cuda") is cuda
+    with pytest.raises(ValueError, match=r"take torch\.float16"):
+        kernels.select("cuda", "cuda", torch.bfloat16)
+    monkeypatch.setattr(kernels, "_said", set())
+    assert kernels.select("cuda", dtype=torch.bfloat16).__name__ == "helpers.kernels.reference"
+    assert "no hardware for bfloat16, take float16" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert kernels.half("cuda") == kernels.half("cpu") == torch.bfloat16
+    assert kernels.reads_fp8("cuda")
+    assert not kernels.reads_fp8("cpu")

@@ -95,6 +95,7 @@ def test_is_caught(mistake, monkeypatch, tmp_path):
     if name.endswith(" in one split"):
         name = name.removesuffix(" in one split")
         monkeypatch.setattr(cuda, "choose_splits", lambda programs, blocks, multiprocessors: 1)
+    monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))  # where narrow caches are computed in float32 too
     case = attention_cases.cases(torch.float32)[name]()
     monkeypatch.setattr(cuda, "cuda_kernels", with_mistake(text, instead, tmp_path))
-    assert not case.error() <= 100 * case.tolerance
+    assert not case.error() <= 100 * attention_cases.TOLERANCE[torch.float32]
