@@ -23,6 +23,7 @@ RUN := $(VENV)/bin/python -m
 help:
 	@echo "make lab        open the course in JupyterLab, on your own copy in work/   LAB_ARGS=\"--no-browser --port 8899\""
 	@echo "make score      grade your own work/ and say what is missing               UNITS=\"01 02\""
+	@echo "make doctor     one page about this machine, with what to do where something is wrong"
 	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
 	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
@@ -43,7 +44,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score notebooks course grade grade-proof test bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course grade grade-proof test bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -51,6 +52,10 @@ lab: $(READY)
 
 score: $(READY)
 	@$(RUN) tools.score $(UNITS)
+
+# Needs nothing: it is for when something is missing.
+doctor:
+	@python=$(VENV)/bin/python; $$python -V >/dev/null 2>&1 || python=python3; $$python -m tools.doctor
 
 notebooks: $(AUTHORING)/.installed
 	@$(AUTHORING)/bin/python -m tools.build $(UNITS)

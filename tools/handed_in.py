@@ -56,7 +56,7 @@ def submissions(source: Path, units: list[Unit], unpacked: Path) -> list[Submiss
     students, strays = _students(source, unpacked)
     if not students and not strays:
         raise CourseError(f"{source} holds no student's folder; expected {source}/STUDENT/UNIT/UNIT.ipynb")
-    ids = {unit.name: _ids(unit) for unit in units}
+    ids = {unit.name: known_ids(unit) for unit in units}
     found = []
     for name, student in sorted(students.items()):
         by_unit: dict[str, list[_File]] = {unit.name: [] for unit in units}
@@ -163,19 +163,22 @@ def _unzip(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def _ids(unit: Unit) -> set[str]:
+def known_ids(unit: Unit) -> set[str]:
+    """The ids of a unit's graded and locked cells, by which its notebooks are known."""
     cells = json.loads(unit.release.read_text(encoding="utf-8"))["cells"]
     return {cell["id"] for cell in cells if cell["metadata"].get("nbgrader")}
 
 
+def unit_of(path: Path, units: list[Unit], ids: dict[str, set[str]]) -> Unit | None:
+    """Whose cells the notebook at `path` holds, most of all; `ids` of each unit from `known_ids`."""
+    inside = _ids_in(path)
+    best = max(units, key=lambda unit: len(ids[unit.name] & inside))
+    return best if ids[best.name] & inside else None
+
+
 def _unit_of(file: _File, units: list[Unit], ids: dict[str, set[str]]) -> Unit | None:
-    inside = set() if file.linked else _ids_in(file.path)
-    shared = {unit.name: len(ids[unit.name] & inside) for unit in units}
-    best = max(units, key=lambda unit: shared[unit.name])
-    if shared[best.name]:
-        return best
-    if inside:
-        return None  # a notebook, of a unit that is not graded now
+    if not file.linked and _ids_in(file.path):
+        return unit_of(file.path, units, ids)  # None: a notebook, of a unit that is not graded now
     named = [u for u in units if u.name in file.label.lower() or re.search(rf"(?<!\d){u.number}[-_ .]", file.label)]
     return named[0] if len(named) == 1 else None
 

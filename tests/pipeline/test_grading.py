@@ -228,6 +228,32 @@ def test_score_tells_each_missing_point(course, capsys):
     assert "make lab" in capsys.readouterr().out
 
 
+def test_score_runs_nothing_for_a_unit_in_which_nothing_was_written(course, tmp_path, capsys, monkeypatch):
+    unit = find(course)[0]
+    shutil.copytree(unit.release.parent, tmp_path / unit.name)
+    monkeypatch.setattr(score, "Grader", None)  # whoever calls it fails
+    assert score.main(["--work", str(tmp_path)], course) == 0
+    assert f"{UNIT}   0 of 5 points, nothing answered yet" in capsys.readouterr().out
+
+
+def test_score_knows_a_notebook_by_its_cells_and_names_what_stands_twice(course, tmp_path, capsys):
+    unit = find(course)[0]
+    shutil.copytree(unit.release.parent, tmp_path / unit.name)  # untouched, beside the one that was worked on
+    notebook = answered(course, RIGHT)
+    (double,) = [cell for cell in notebook["cells"] if cell["id"] == "answer-77-2"]
+    notebook["cells"].append(json.loads(json.dumps(double)))
+    mine = tmp_path / "my own copy.ipynb"
+    mine.write_text(json.dumps(notebook), encoding="utf-8")
+    assert score.main(["--work", str(tmp_path)], course) == 0
+    said = capsys.readouterr().out
+    assert f"{UNIT}   5 of 5 points" in said and "(taken: my own copy.ipynb)" in said
+    assert "duplicated: answer-77-2 stands 2 times" in said and "Keep one of the cells" in said
+    notebook["cells"][-1]["source"] = "def double(x):\n    return 3 * x"
+    mine.write_text(json.dumps(notebook), encoding="utf-8")
+    assert score.main(["--work", str(tmp_path)], course) == 1
+    assert "with 2 different answers" in capsys.readouterr().out
+
+
 def test_bad_arguments_are_explained(course, tmp_path, capsys):
     assert autograde.main([str(tmp_path / "nowhere"), "--unsandboxed"], course) == 2
     assert "is not a folder" in capsys.readouterr().out
