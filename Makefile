@@ -29,6 +29,8 @@ help:
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
 	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
+	@echo "make test-all   the same, and the site with each of its pages in a browser"
+	@echo "make site       the course as static pages in build/site/"
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
 	@echo "make record     record this device's measurements for the course           ARGS=\"…\""
@@ -40,11 +42,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -c "from helpers.kernels import cpu; cpu.warm_up()"
 	@touch $@
 
+# What few people need comes on top of it when they ask: "site" and "test-all" are extras of pyproject.toml.
+$(VENV)/.installed-%: $(VENV)/.installed
+	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[test,$*]"
+	@touch $@
+
 .venv-authoring-%/.installed: constraints.txt
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course grade grade-proof test bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course grade grade-proof test test-all site bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -71,6 +78,12 @@ grade-proof: $(READY)
 
 test: $(READY)
 	@$(RUN) tools.proof
+
+test-all: $(READY) $(VENV)/.installed-test-all
+	@$(RUN) tools.proof --all
+
+site: $(READY) $(VENV)/.installed-site
+	@$(RUN) tools.site
 
 bench: $(READY)
 	@$(RUN) tools.bench $(ARGS)

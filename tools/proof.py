@@ -1,7 +1,8 @@
 """`make test`, and what CI runs: the whole proof that the course holds together, with the time of each stage.
 
 lint · pytest · committed notebooks are what would be built · every solution runs · nbgrader gives every reference
-solution full marks on each graded cell and every untouched notebook 0.
+solution full marks on each graded cell and every untouched notebook 0. With --all (`make test-all`) also: the site,
+made of what has just run · its pages in a browser.
 """
 
 import argparse
@@ -86,6 +87,20 @@ def graded() -> list[tuple[str, bool]]:
     return checks
 
 
+def site() -> list[tuple[str, bool]]:
+    """The static pages are built, without a warning, from what `executed` left."""
+    return [("the site is built", subprocess.run([sys.executable, "-m", "tools.site"], cwd=ROOT).returncode == 0)]
+
+
+def browser() -> list[tuple[str, bool]]:
+    """Every page in a real browser; skipped, with the reason, where there is none."""
+    return [("in a browser", _pytest("tests/browser"))]
+
+
+def _pytest(folder: str) -> bool:
+    return subprocess.run([sys.executable, "-m", "pytest", "-rs", folder], cwd=ROOT).returncode == 0
+
+
 def _score(result: Result) -> str:
     return f"{result.points:g}/{result.max_points:g}" if result.exercises else "not graded"
 
@@ -97,18 +112,22 @@ STAGES: dict[str, Callable[[], list[tuple[str, bool]]]] = {
     "executed": executed,
     "graded": graded,
 }
+BEYOND: dict[str, Callable[[], list[tuple[str, bool]]]] = {"site": site, "browser": browser}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.proof", description="the whole proof, or some of its stages")
-    parser.add_argument("stages", nargs="*", choices=[[], *STAGES], help=f"any of: {', '.join(STAGES)}; all by default")
+    known = STAGES | BEYOND
+    usual = f"any of: {', '.join(known)}; without --all the first {len(STAGES)} by default"
+    parser.add_argument("stages", nargs="*", choices=[[], *known], help=usual)
+    parser.add_argument("--all", action="store_true", help="also the site, in a browser")
     options = parser.parse_args(arguments)
     checks, times = [], []
-    for name in options.stages or STAGES:
+    for name in options.stages or (known if options.all else STAGES):
         print(f"\n== {name}", flush=True)
         start = time.monotonic()
         try:
-            checks += STAGES[name]()
+            checks += known[name]()
         except CourseError as error:
             print(error)
             checks.append((name, False))
