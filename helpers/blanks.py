@@ -8,12 +8,11 @@ lab` has every kernel do so from its start, so that it also works after a restar
 import ast
 import dis
 import re
-import sys
 import types
 from pathlib import Path
 
 from helpers import hints
-from helpers.friendly import Friendly
+from helpers.friendly import Friendly, shell
 
 
 class CannotRun(Friendly, Exception):
@@ -74,16 +73,10 @@ def reason(error: BaseException, source: str, space: dict, unit: str) -> str | N
     return None
 
 
-def running():
-    """The shell of the notebook that this code runs in, or None."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-
-
 def install() -> None:
     """Let the running notebook kernel explain cells that fail for want of another; nothing where there is none."""
-    shell = running()
-    if shell is not None:
-        load_ipython_extension(shell)
+    if (running := shell()) is not None:
+        load_ipython_extension(running)
 
 
 def load_ipython_extension(shell) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from helpers import estimates
-from helpers.blanks import blank_in, install, is_blank, running
-from helpers.friendly import Friendly
+from helpers.blanks import blank_in, install, is_blank
+from helpers.friendly import Friendly, say, shell
 from helpers.hints import hint, offer, solution
 from helpers.numbers import pretty
 from helpers.slips import diagnose
@@ -131,11 +131,11 @@ def grade(name: str, *answers, points: float | None = None) -> float | None:
             print(noise.getvalue().strip())
     _note(name, 1 - len(failed) / len(_parts) if failed else 1.0)
     if failed:
-        print(f"{len(_parts) - len(failed)} of {len(_parts)} right", *(f"✗ {f}" for f in failed), sep="\n")
+        say(f"{len(_parts) - len(failed)} of {len(_parts)} right", *(f"✗ {f}" for f in failed))
         return share(points * (1 - len(failed) / len(_parts)), points)
     if isinstance(said, str):
         _shown[:] = [said]
-    print(f"✓ {name}", *_shown, sep="  ")
+    say("  ".join([f"✓ {name}", *_shown]))
     return None if points is None else float(points)
 
 
@@ -173,7 +173,7 @@ def _missed(name: str, failure: CheckFailed) -> CheckFailed:
 
 def _note(name: str, share: float) -> None:
     """Log what a test gave, where it runs in a learner's notebook; a grader has a gradebook."""
-    if running() is not None:
+    if shell() is not None:
         estimates.checked(name, share)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import filelock
 
+from helpers.friendly import say
 from helpers.numbers import pretty
 
 _unwritten: list[dict] = []  # entries that reached no disk, so that this session's tables are still complete
@@ -281,7 +282,7 @@ def _tell(message: str) -> None:
     """Say it on stdout, once a session."""
     if message not in _told:
         _told.add(message)
-        print(message)
+        say(message)
 
 
 def _key(key: str) -> str:

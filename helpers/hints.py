@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from helpers import estimates
+from helpers.friendly import say
 
 FOLDER = Path(__file__).parent / "exercises"
 _given: dict[str, int] = {}  # steps that were shown in this session, by exercise
@@ -30,7 +31,7 @@ def hint(exercise: str) -> None:
         return
     _given[exercise] = number
     estimates.helped(exercise, "hint", number)
-    print(f"Hint {number} of {len(steps)} for {exercise}:  {steps[number - 1]}")
+    say(f"Hint {number} of {len(steps)} for {exercise}:  {steps[number - 1]}")
 
 
 def solution(exercise: str) -> None:
@@ -40,7 +41,9 @@ def solution(exercise: str) -> None:
         print("Solutions are switched off in this class.")
         return
     estimates.helped(exercise, "solution", 1)
-    print("\n\n".join([f"{exercise}, the course's own answer:", entry["solution"], *filter(None, [entry["why"]])]))
+    print(f"{exercise}, the course's own answer:\n\n{entry['solution']}")
+    if entry["why"]:
+        say("", entry["why"])
 
 
 def allowed() -> bool:

@@ -53,6 +53,18 @@ _RATIOS = [
 def _unit_ratios(unit: str) -> list[tuple[float, str]]:
     """The ratios of mistaken units for an answer in `unit` ("ms", "GB/s", "tokens"; empty: none, as of a ratio)."""
     kind = next(found for found in _KINDS if re.match(found[0], unit))
+    if re.fullmatch(r"bytes?|B", unit):
+        # "512 bytes" for 524,288 has one likely reason, and it can be said outright.
+        return [
+            (ratio**-power, f"it is {ratio**power:,} times too small: that is {name}, and bytes are asked for")
+            for ratio, names in ((1000, ("kB", "MB", "GB")), (1024, ("KiB", "MiB", "GiB")))
+            for power, name in enumerate(names, start=1)
+        ] + _powers(kind)
+    return _powers(kind)
+
+
+def _powers(kind: tuple[str, str, list[str]]) -> list[tuple[float, str]]:
+    """The ratios of a row of `_KINDS`, with 1,000 and 1,024 taken for each other."""
     binary = f"a power of 1,024 where 1,000 is meant, or the other way round ({kind[1]})"
     ratios = []
     for power, pair in enumerate(kind[2], start=1):

@@ -169,7 +169,7 @@ def test_general_diagnosis(factor, phrase):
     "unit, phrase, thousand",
     [
         ("GB", "GiB = 2**30", "GB and MB"),
-        ("bytes", "GiB = 2**30", "GB and MB"),
+        ("bytes", "GiB = 2**30", "that is kB, and bytes"),
         ("GiB/s", "GiB = 2**30", "GB and MB"),
         ("ms", "in what this time is computed from", "s and ms"),
         ("s/token", "in what this time is computed from", "s and ms"),
@@ -187,6 +187,11 @@ def test_a_mistaken_unit_is_one_that_fits(unit, phrase, thousand):
     assert "1,000 times too small" in prefix and thousand in prefix
     for other in {"GiB", "s and ms"} - {phrase.split()[0], thousand}:
         assert other not in binary + prefix
+
+
+def test_a_smaller_unit_is_named_where_bytes_are_asked_for():
+    assert "1,024 times too small: that is KiB, and bytes" in told(45, unit="bytes")
+    assert "that is MiB, and bytes" in told(46_080 / 2**20, unit="bytes")
 
 
 def test_general_diagnosis_does_not_reveal_the_answer():

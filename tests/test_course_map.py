@@ -6,7 +6,7 @@ import re
 import matplotlib.pyplot as plt
 import pytest
 
-from helpers import blanks, check, course, estimates
+from helpers import check, course, estimates
 from tools import frame
 from tools.units import ROOT, find
 
@@ -19,8 +19,7 @@ SAID = "".join("".join(cell["source"]) + "\n" for cell in START["cells"])
 def notebook(monkeypatch, tmp_path):
     """A notebook of a learner with an empty log."""
     monkeypatch.setenv("COURSE_HOME", str(tmp_path))
-    monkeypatch.setattr(blanks, "running", object)
-    monkeypatch.setattr(check, "running", object)
+    monkeypatch.setattr(check, "shell", object)
     return tmp_path
 
 

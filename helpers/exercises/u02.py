@@ -100,6 +100,10 @@ def largest_batch_on_an_l4(largest_batch):
             ],
         },
     )
+    return (
+        f"{fits} sequences. The weights are there once, each sequence brings a cache of {sequence / 1e9:.2f} GB: the "
+        "batch is what memory leaves. Half the bytes a token would be room for about twice as many."
+    )
 
 
 @exercise("02.4")

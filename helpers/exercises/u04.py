@@ -242,7 +242,7 @@ def smallest_safe_window(function):
     }
 
     def asked(curve, dense, allowed):
-        window = function(curve, dense, allowed)
+        window = function(dict(curve), dense, allowed)  # a copy: it may take out what it has looked at
         require(
             window is not None,
             f"for {curve}, dense {dense} and {100 * allowed:.0f} % it returns None, and there is a safe window. Begin "

@@ -54,6 +54,10 @@ def the_line(line):
             "You took off the 30,000 tokens' share from the first point.": 40 - 30e6 * SLOPE,
         },
     )
+    return (
+        f"{1e6 * SLOPE:.2f} µs for each token more, and {1e3 * INTERCEPT:.1f} ms that are there without any history. "
+        "Whatever is to blame has to explain both."
+    )
 
 
 @exercise("08.2")
@@ -180,6 +184,10 @@ def what_it_is_not(refuted):
             "That is TPOT at 30,000; the growth is what lies between the two points.": 120,
         },
     )
+    return (
+        f"{expect:.2g} ms of arithmetic in a step of 120, and weights of half the size would leave the climb of 80 ms "
+        "as it is: two suspects less."
+    )
 
 
 @exercise("08.5")
@@ -199,6 +207,10 @@ def decoding_alone(function):
             ],
             "That is the time of the whole answer: divide by its tokens.": [4_000.0, 950.0, 6_912.0],
         },
+    )
+    return (
+        "TTFT was 10, 12 and 0.5 ms of each token: the shorter the answers, the more a slow prefill looks like slow "
+        "decoding."
     )
 
 

