@@ -87,6 +87,42 @@ def test_several_tokens_in_one_step_equal_single_ones_and_float64(backend, batch
     )
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("chunk", [2, 30])  # on either side of FEW rows in all
+def test_a_mixed_pass_says_what_its_parts_say_alone(backend, chunk):
+    """Two answers of different lengths beside a chunk in the middle of a prompt, layers and caches their own."""
+    decoder = Decoder(SMALL, backend=backend, seed=3)
+    tokens = torch.randint(SMALL.vocab, (3, 60), generator=torch.Generator().manual_seed(4))
+    said = []
+    for joint in (True, False):
+        answers, prompt = FullCache(SMALL, 80, batch=2, backend=backend), FullCache(SMALL, 80, backend=backend)
+        decoder.prefill(tokens[:2, :20], answers)
+        answers.truncate(1, 13)
+        decoder.prefill(tokens[2:, :9], prompt)
+        for at in (20, 21):
+            newest, piece = tokens[:2, at : at + 1], tokens[2:, 9 : 9 + chunk]
+            if joint:
+                said.append(torch.cat(decoder.mixed([(newest, answers), (piece, prompt)])))
+            else:
+                said.append(torch.cat([decoder.decode(newest[:, 0], answers), decoder.prefill(piece, prompt)]))
+        assert answers.lengths == [22, 15] and prompt.length == 9 + 2 * chunk
+    torch.testing.assert_close(said[0], said[2], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(said[1], said[3], atol=2e-5, rtol=1e-4)
+
+
+def test_a_mixed_pass_of_what_cannot_be_is_refused():
+    decoder, cache = Decoder(SMALL), FullCache(SMALL, 60)
+    one = torch.zeros(1, 1, dtype=torch.long)
+    for parts in ([], [(one, cache), (one, cache)]):
+        with pytest.raises(ValueError, match="one part or more, each with a cache of its own"):
+            decoder.mixed(parts)
+    with pytest.raises(ValueError, match="tokens must be"):
+        decoder.mixed([(one, cache), (one[0], FullCache(SMALL, 60))])
+    with pytest.raises(ValueError, match="2 sequences given to a cache built for batch=1"):
+        decoder.mixed([(one.expand(2, 1), cache)])
+    assert cache.length == 0
+
+
 @pytest.mark.parametrize("t", [2, 4, 8])
 def test_drafts_verified_in_one_step_give_the_greedy_tokens(t):
     """Half of each draft is right: what is accepted, and the token after it, are what greedy decoding says."""

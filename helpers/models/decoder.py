@@ -1,11 +1,12 @@
 """The transformer of the course: a Llama-shaped decoder that knows no cache layout.
 
-Two entry points, as in a serving engine: `prefill` reads the prompt, many tokens at once; `decode` reads one token
-per sequence, or a few of them, as when drafted tokens are verified. Both hand keys and values to a cache
-(`helpers.caches.base`) and let it answer the query.
+Three entry points, as in a serving engine: `prefill` reads the prompt, many tokens at once; `decode` reads one token
+per sequence, or a few of them, as when drafted tokens are verified; `mixed` does both in one pass. All hand keys and
+values to a cache (`helpers.caches.base`) and let it answer the query.
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from helpers import kernels
 from helpers.models.geometry import Geometry
 from helpers.models.latent_attention import LatentAttention
+from helpers.models.parts import Parts
 
 
 class _OnBackend(nn.Module):
@@ -288,6 +290,37 @@ class Decoder(_OnBackend):
             x = block.decode(x, cache, each)
         logits = self.head(self.norm(x)[:, None])[:, 0]
         return logits if tokens.dim() == 1 else logits.unflatten(0, tokens.shape)
+
+    @torch.inference_mode()
+    def mixed(self, parts: Sequence[tuple[torch.Tensor, Any]]) -> list[torch.Tensor]:
+        """One pass over sequences that take different numbers of tokens, such as answers beside a chunk of a prompt.
+
+        The rows of all parts are multiplied together, so each weight is read once; every part's cache stores and
+        answers what is its own.
+
+        Args:
+            parts: (tokens [batch, t], cache), as `prefill` takes them; t differs from part to part.
+
+        Returns:
+            For each part the logits of what follows the last token of its sequences, [batch, vocab].
+
+        Raises:
+            ValueError, CacheFull: as in `prefill`, or one cache in two parts. A refusal comes in the first layer, which
+                the parts in front have entered by then: make their caches anew, or `rewind` them.
+        """
+        for tokens, cache in parts:
+            self._check(tokens, cache, "[batch, t] with t ≥ 1", dimensions=(2,))
+        caches = [cache for _, cache in parts]
+        if not parts or len({id(cache) for cache in caches}) < len(parts):
+            raise ValueError("give one part or more, each with a cache of its own")
+        shapes = [tokens.shape for tokens, _ in parts]
+        x = F.embedding(torch.cat([tokens.flatten() for tokens, _ in parts]), self.embedding)
+        together = Parts(caches, shapes)
+        for block in self.blocks:
+            x = block.decode(x, together, len(x))
+        last = [rows.unflatten(0, shape)[:, -1] for rows, shape in zip(x.split(together.rows), shapes, strict=True)]
+        logits = self.head(self.norm(torch.cat(last))[:, None])[:, 0]
+        return list(logits.split([batch for batch, _ in shapes]))
 
     def _check(self, tokens: torch.Tensor, cache, shape: str, dimensions: tuple[int, ...]) -> None:
         if tokens.dim() not in dimensions or tokens.numel() == 0:

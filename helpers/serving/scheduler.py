@@ -1,9 +1,9 @@
 """Continuous batching over a real decoder and a paged cache: who is computed in the next step, and who has to wait.
 
-A step lets every running answer grow by one token, and reads of the prompts as much as fits a budget of tokens
-(chunked prefill: Agrawal et al., arXiv 2308.16369 and 2403.02310). Requests start when the blocks of their prompt are
-free; when a running one cannot grow, the one that started last gives its blocks back and is read again later
-(preemption by recomputation: Kwon et al., arXiv 2309.06180, section 4.5).
+A step is one pass of the decoder: every running answer grows by one token, and of the prompts as much is read as fits a
+budget of tokens (chunked prefill with piggybacked decodes: Agrawal et al., arXiv 2308.16369 and 2403.02310). Requests
+start when the blocks of their prompt are free; when a running one cannot grow, the one that started last gives its
+blocks back and is read again later (preemption by recomputation: Kwon et al., arXiv 2309.06180, section 4.5).
 """
 
 import random
@@ -219,7 +219,7 @@ class Scheduler:
         return jobs
 
     def step(self) -> None:
-        """One step: every answer grows by a token, then as much of the prompts is read as `plan` says.
+        """One step: every answer grows by a token, and as much of the prompts is read as `plan` says, in one pass.
 
         Raises:
             ValueError: `plan` or `admit` decided what cannot be.
@@ -229,22 +229,19 @@ class Scheduler:
         decoding = [job for job in self.running if job.decoding]
         reading = [job for job in self.running if not job.decoding]
         chunks = self._planned(len(decoding), [job.unread for job in reading])
-        told = self._decode(decoding)
-        decoded, read = len(told), 0
-        for job, tokens in zip(reading, chunks, strict=True):
-            if tokens and self._make_room(job, tokens):
-                read += tokens
-                told += self._read(job, tokens)
+        wanted = dict.fromkeys(decoding, 1) | dict(zip(reading, chunks, strict=True))
+        # The oldest first: whoever has to go is younger, and has not been given its places in this step.
+        jobs = [job for job in list(self.running) if wanted[job] and self._make_room(job, wanted[job])]
+        told = self._pass([(job, wanted[job]) for job in jobs])
         seconds = self._now() - start
         self.seconds += seconds
-        self.steps.append(Step(decoded, read, seconds))
+        decoded = sum(job in jobs for job in decoding)
+        self.steps.append(Step(decoded, sum(wanted[job] for job in jobs) - decoded, seconds))
         for job, token in told:
             job.answer.append(token)
             job.token_seconds.append(self.seconds)
-            if len(job.answer) == job.arrival.answer_tokens and job.session:
+            if len(job.answer) == job.arrival.answer_tokens:
                 self._stop(job)
-            elif len(job.answer) == job.arrival.answer_tokens:  # preempted in the step that finished it
-                self.waiting.remove(job)
 
     def _start_waiting(self) -> None:
         """Start as many of those that wait as `admit` lets in."""
@@ -272,31 +269,28 @@ class Scheduler:
             raise ValueError("plan lets nobody move: no answer grows and no prompt is read")
         return chunks
 
-    def _decode(self, jobs: list[Job]) -> list[tuple[Job, int]]:
-        """One token more for each of `jobs`, in one batch."""
-        # The oldest first: whoever has to go is younger, and has not been given its place in this step.
-        jobs = [job for job in jobs if self._make_room(job, 1)]
-        if not jobs:
+    def _pass(self, taken: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        """One pass of the decoder over the newest tokens of each job, as many as it was just given places for.
+
+        Returns the next token of each whose prompt and answer are in the cache now.
+        """
+        singles = [job for job, tokens in taken if tokens == 1]
+        batches = [(singles, 1)] if singles else []
+        batches += [([job], tokens) for job, tokens in taken if tokens > 1]
+        if not batches:
             return []
+        logits = self.decoder.mixed([self._part(jobs, tokens) for jobs, tokens in batches])
+        # .tolist() waits for the device, so that a step's time is its own.
+        said = torch.cat(logits).argmax(dim=-1).tolist()
+        jobs = [job for batch, _ in batches for job in batch]
+        return [(job, token) for job, token in zip(jobs, said, strict=True) if not job.unread]
+
+    def _part(self, jobs: list[Job], tokens: int) -> tuple[torch.Tensor, PagedCache]:
+        """The newest `tokens` [jobs, tokens] of each, and their cache without these."""
         sessions = [job.session for job in jobs if job.session]
-        cache = self._cache(sessions, [len(session.tokens) - 1 for session in sessions])
-        newest = torch.tensor([job.answer[-1] for job in jobs], device=self.decoder.device)
-        logits = self.decoder.decode(newest, cache)
-        return list(zip(jobs, logits.argmax(dim=-1).tolist(), strict=True))
-
-    def _read(self, job: Job, tokens: int) -> list[tuple[Job, int]]:
-        """The chunk that `job` has just been given places for; its next token where that was the last chunk."""
-        session = job.session
-        assert session is not None
-        before = len(session.tokens) - tokens
-        chunk = torch.tensor([session.tokens[before:]], device=self.decoder.device)
-        logits = self.decoder.prefill(chunk, self._cache([session], [before]))
-        # .item() waits for the device, so that a step's time is its own.
-        token = int(logits.argmax(dim=-1).item())
-        return [] if job.unread else [(job, token)]
-
-    def _cache(self, sessions: list[Session], lengths: list[int]) -> PagedCache:
-        return PagedCache(self.pool, [session.table for session in sessions], lengths, self.decoder.backend)
+        newest = torch.tensor([session.tokens[-tokens:] for session in sessions], device=self.decoder.device)
+        tables, lengths = zip(*((s.table, len(s.tokens) - tokens) for s in sessions), strict=True)
+        return newest, PagedCache(self.pool, list(tables), lengths, self.decoder.backend)
 
     def _make_room(self, job: Job, tokens: int) -> bool:
         """Give the next `tokens` of `job` their places, if need be those of who started last; False if that is it."""

@@ -508,8 +508,7 @@ print(f"highest goodput in this run: {max(goodput, key=goodput.get)}")
 
 # %% [markdown]
 # One run of a few requests is an anecdote, and on another day another line may win; what has to hold is the freeze
-# itself, which your 10.1 explains. (This engine runs the answers and the chunk one after the other, so a step that
-# does both reads the weights twice. A production engine puts them into one pass.)
+# itself, which your 10.1 explains.
 #
 # **Throughput against batch.** The prediction takes bytes and arithmetic from your device card.
 
@@ -623,6 +622,61 @@ for size, floor in zip(sizes, cost_floor, strict=True):
 # The printed bytes say which weighs more here, the cache read again or the weights. The weights' share grows in
 # proportion to the prompt, your 10.7 with its square. (Above the floors lies at least a chunk's copying of the blocks
 # before it; perhaps also products that are less efficient the fewer rows they have.)
+#
+# **One pass for both.** A step of this engine multiplies the rows of the answers and of the chunk together, so that
+# the weights are read once (**piggybacking**). What does that save, against an answer step and then the chunk? By the
+# card, one pass takes the longer of *its* bytes and *its* arithmetic, and two passes take two such times.
+
+# %%
+chats, before = 4, 112  # sessions; tokens in the cache of each and of the prompt
+chunk_sizes = [16, 128] if budget == "quick" else [8, 16, 32, 64, 128, 256]
+space = BlockPool(g, 56, 16, positions=512, device=spot)
+answering = PagedCache(
+    space, [list(range(8 * i, 8 * i + 8)) for i in range(chats)], before
+)
+half_read = PagedCache(space, [list(range(32, 56))], before)
+newest = torch.zeros(chats, 1, dtype=torch.long, device=spot)
+
+
+# %%
+def one_pass(size):
+    answering.rewind(before), half_read.rewind(before)
+    return model.mixed([(newest, answering), (page[:, :size], half_read)])
+
+
+def one_after_the_other(size):
+    answering.rewind(before), half_read.rewind(before)
+    grown = model.decode(newest[:, 0], answering)
+    return grown, model.prefill(page[:, :size], half_read)
+
+
+# %%
+def share_left(size):
+    """One pass ÷ one after the other, by bytes and arithmetic."""
+    work = [
+        (answering.step_bytes(before + 1), decode_flops(g, before + 1, chats)),
+        (before * 46_080, prefill_flops(g, before + size) - prefill_flops(g, before)),
+    ]
+    reads, flops = (sum(column) for column in zip(*work, strict=True))
+    apart = sum(card.floor_seconds(model.weight_bytes + r, f) for r, f in work)
+    return card.floor_seconds(model.weight_bytes + reads, flops) / apart
+
+
+# %%
+for size in chunk_sizes:
+    key = f"10.one_pass_ratio_chunk_{size}"
+    apart, joint = partial(one_after_the_other, size), partial(one_pass, size)
+    off = (torch.cat(joint()) - torch.cat(apart())).abs().max()
+    estimates.predict(key, share_left(size), "1")
+    pair = Clock(spot).compare(apart, joint, budget_seconds=1.5, min_pairs=8)
+    estimates.measured(key, pair.ratio, residual="perhaps kernels below the peak")
+    print(f"a chunk of {size} beside {chats} answers: one pass ÷ one after the other")
+    print(f"   predicted {share_left(size):.2f}, measured {pair}; off by {off:.0e}")
+
+# %% [markdown]
+# The saving is one reading of the weights. Beside a short chunk that is much of the step; beside a long one, whose
+# arithmetic takes many times as long, it is hardly seen. (Many rows and few also go to different kernels on a CPU: a
+# chunk takes the answers' rows along into the one that suits many, which may cost or save something of its own.)
 #
 # **Attention, counted.** A counter adds up what each operation reads and writes. A tile is one call of torch's fused
 # kernel, which keeps its scores to itself.
