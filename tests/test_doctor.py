@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.clock import driver
 from tools import doctor, doctor_device
 from tools.doctor import NOTE, OK, WRONG, Finding
 
@@ -59,14 +60,14 @@ def test_a_torch_that_dies_costs_only_its_own_lines(code, said):
 
 
 @pytest.mark.parametrize(
-    ("build", "driver", "state", "said"),
-    [(None, None, NOTE, ""), (None, "nvidia-smi", WRONG, "CPU build"), ("13.0", "nvidia-smi", WRONG, "too old")],
+    ("build", "installed", "state", "said"),
+    [(None, "", NOTE, ""), (None, "550.54.14", WRONG, "CPU build"), ("13.0", "550.54.14", WRONG, "580 or later")],
 )
-def test_a_gpu_that_torch_does_not_see(monkeypatch, build, driver, state, said):
+def test_a_gpu_that_torch_does_not_see(monkeypatch, build, installed, state, said):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(doctor_device.shutil, "which", lambda name: driver)
+    monkeypatch.setattr(driver, "_driver", lambda: installed)
     found = doctor_device.gpu()
     assert found.state == state and said in found.todo
 

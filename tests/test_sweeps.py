@@ -1,12 +1,15 @@
 """The shared measurements: what is run at each context, what is counted, what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from helpers import data
 from helpers.caches import FullCache
-from helpers.clock import devices
+from helpers.clock import devices, sweeps
 from helpers.clock.sweeps import BESIDE, DecodeStep, decode_sweep
-from helpers.models.counts import kv_bytes
+from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
 
@@ -70,3 +73,53 @@ def test_what_cannot_be_measured_is_refused():
         decode_sweep({"x": (decoder, FullCache(SMALL, 8))}, contexts=(9,))
     with pytest.raises(ValueError, match="cannot time a step at 9"):
         DecodeStep(decoder, FullCache(SMALL, 9)).at(9)
+
+
+def a_decoder(device):
+    """What `sizes` asks of SmolLM2-135M in float32 on a device that is not here."""
+    g = get("SmolLM2-135M")
+    weights = weight_bytes(g, torch.float32)
+    return SimpleNamespace(geometry=g, dtype=torch.float32, device=torch.device(device), weight_bytes=weights)
+
+
+def a_card(gpu):
+    return SimpleNamespace(read_bytes_per_second=1e9 * data.device(gpu)["bandwidth_GBps"])
+
+
+# Seconds of launches in a captured step: its 755 kernels at 1.7 µs each, which is assumed and not measured.
+LAUNCHES = 755 * 1.7e-6
+
+
+@pytest.mark.parametrize(("gpu", "times"), [("RTX 4090", 4.3), ("H100 SXM", 2.25), ("B200 SXM", 1.55)])
+def test_the_faster_the_memory_the_less_a_step_grows_to_8192(gpu, times):
+    rate = a_card(gpu).read_bytes_per_second
+    assert sweeps.growth(a_decoder("cuda"), 16, 8_192, rate, LAUNCHES) == pytest.approx(times, rel=0.03)
+    # Two ways to the bytes: 46,080 a token and sequence, 538 MB of weights.
+    by_hand = [(538e6 + 16 * n * 46_080) / rate + LAUNCHES for n in (16, 8_192)]
+    assert by_hand[1] / by_hand[0] == pytest.approx(times, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "free", "batches", "longest"),
+    [
+        ("cuda", "T4", 14.4e9, (4, 16), 8_192),  # has grown seven times by then
+        ("cuda", "RTX 4090", 23e9, (4, 16), 8_192),
+        ("cuda", "H100 SXM", 78e9, (4, 16), 32_768),
+        ("cuda", "H100 SXM", 30e9, (4, 16), 16_384),  # on a card that others use
+        ("cuda", "RTX 4090", 6.9e9, (2, 8), 8_192),
+        ("cuda", "RTX 4090", 1.5e9, (1, 4), 4_096),
+        ("mps", "T4", 12e9, (1, 4), 16_384),
+        ("cpu", "T4", 400e9, (1, 4), 8_192),
+        ("cpu", "T4", None, (1, 4), 8_192),
+    ],
+)
+def test_sizes_follow_the_memory_and_the_speed(device, gpu, free, batches, longest, monkeypatch):
+    monkeypatch.setattr(sweeps, "launches_seconds", lambda decoder, batch: LAUNCHES)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: free)
+    found, contexts = sweeps.sizes(a_decoder(device), a_card(gpu))
+    assert found == batches and contexts[0] == 16 and contexts[-1] == longest and len(contexts) > 3
+    assert free is None or sum(found) * longest * 46_080 < 0.7 * free
+
+
+def test_launches_are_what_is_left_of_a_step_without_bytes():
+    assert 0 < sweeps.launches_seconds(Decoder(SMALL), 2) < 1

@@ -6,7 +6,6 @@ A line of JSON for each finding, as soon as it is found.
 import contextlib
 import io
 import json
-import shutil
 import sys
 from dataclasses import asdict
 
@@ -18,22 +17,18 @@ FAIR_SPREAD = 0.1
 def gpu() -> Finding:
     import torch
 
+    from helpers.clock import driver
+
     built = f"torch {torch.__version__}, CUDA build {torch.version.cuda or 'none'}"
+    if idle := driver.problem():
+        return Finding("GPU", WRONG, f"{built}; not used", f"{idle[0].upper()}{idle[1:]}. The CPU works meanwhile.")
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
         text = f"{built}; {device.name}, {device.total_memory / 1e9:.0f} GB, sm_{device.major}{device.minor}"
         return Finding("GPU", OK, text)
     if torch.backends.mps.is_available():
         return Finding("GPU", OK, f"{built}; Apple GPU")
-    if shutil.which("nvidia-smi") is None:
-        return Finding("GPU", NOTE, f"{built}; none, so the course runs on the CPU")
-    if torch.version.cuda:
-        todo = (
-            "The driver is too old for this build, or hides the GPU (CUDA_VISIBLE_DEVICES?): update it. The CPU works."
-        )
-    else:
-        todo = "pip took a CPU build: mend its index setting, then `make clean setup`. The CPU works meanwhile."
-    return Finding("GPU", WRONG, f"{built}; torch sees no GPU where nvidia-smi is", todo)
+    return Finding("GPU", NOTE, f"{built}; none, so the course runs on the CPU")
 
 
 def bandwidth() -> Finding:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from helpers import data, paths
+from helpers.clock import driver
 from helpers.clock.timing import Clock, Timing, pretty_seconds
 from helpers.numbers import prefixed
 
@@ -60,24 +61,34 @@ SHEETS = (
 )
 
 
+_said: set[str] = set()
+
+
 def pick(name: str = "auto") -> torch.device:
     """The device to run on: "auto" takes CUDA, else MPS, else the CPU; any other name is taken literally.
+
+    Where a GPU is there that torch cannot use, "auto" says why, once, and takes the CPU.
 
     Raises ValueError when the named device is not there, saying what is.
     """
     there = ["cpu"]
     if torch.backends.mps.is_available():
         there.insert(0, "mps")
-    if torch.cuda.is_available():
+    idle = driver.problem()
+    if torch.cuda.is_available() and not idle:
         there.insert(0, "cuda")
     if name == "auto":
+        if idle and idle not in _said:
+            _said.add(idle)
+            print(f"Note: this GPU is not used: {idle}.")
         return torch.device(there[0])
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         device = None
     if device is None or device.type not in there:
-        raise ValueError(f"there is no device {name!r} here; use one of: auto, {', '.join(there)}")
+        why = f" ({idle})" if idle and str(name).startswith("cuda") else ""
+        raise ValueError(f"there is no device {name!r} here{why}; use one of: auto, {', '.join(there)}")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(f"there is no {name!r} here: this machine has {count} CUDA device(s)")
     return device

@@ -4,15 +4,65 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from helpers.caches import KVCache
-from helpers.clock import graphs, timing
-from helpers.clock.devices import MemoryRead
+from helpers.caches import FullCache, KVCache
+from helpers.clock import devices, graphs, timing
+from helpers.clock.devices import DeviceCard, MemoryRead
+from helpers.models.counts import kv_bytes
 from helpers.models.decoder import Decoder
 from helpers.progress import Progress
 
 CONTEXTS = (16, 1024, 2048, 4096, 8192)
 SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
 BESIDE = "beside"
+# Caches of a sweep take at most this share of what is free: a read buffer and what captured steps need come on top.
+CACHE_SHARE = 0.7
+LONGEST_CONTEXT = 32_768
+ENOUGH_GROWTH = 4.0  # a step that takes so many times as long at the end shows its slope
+
+
+def launches_seconds(decoder: Decoder, batch: int) -> float:
+    """Seconds that the launches of a decode step take: a decoder of as many operations and almost no bytes, timed."""
+    narrow = decoder.geometry.replace(name="no bytes", hidden=64, head_dim=16, intermediate=64, vocab=64)
+    empty = Decoder(narrow, decoder.dtype, decoder.device)
+    step = DecodeStep(empty, FullCache(narrow, 64, batch, decoder.dtype, decoder.device)).at(16)
+    return timing.Clock(decoder.device).measure(step, 0.2, progress=False).median
+
+
+def growth(decoder: Decoder, batch: int, context: int, bytes_per_second: float, launches: float = 0.0) -> float:
+    """How many times as long a step takes at `context` as at 16 tokens, by bytes and launches (seconds)."""
+    token = kv_bytes(decoder.geometry, 1, batch, decoder.dtype)
+    first, last = ((decoder.weight_bytes + n * token) / bytes_per_second + launches for n in (CONTEXTS[0], context))
+    return last / first
+
+
+def sizes(decoder: Decoder, card: DeviceCard, free_bytes: int | None = None) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Two batches, one four times the other, and the contexts at which full caches of both show the slope here.
+
+    A fast device gets more sequences, and an accelerator longer contexts, doubled up to 32k until a step is predicted
+    to take four times as long at the end: as far as both caches fit CACHE_SHARE of the free memory.
+
+    Args:
+        free_bytes: memory that can still be allocated; asked of the device when None.
+    """
+    free = devices.free_bytes(decoder.device) if free_bytes is None else free_bytes
+    token = kv_bytes(decoder.geometry, 1, dtype=decoder.dtype)
+
+    def fit(batch: int, longest: int) -> bool:
+        return free is None or 5 * batch * (longest + 64) * token <= CACHE_SHARE * free
+
+    contexts = list(CONTEXTS)
+    batch = next((b for b in ((4, 2) if decoder.device.type == "cuda" else ()) if fit(b, contexts[-1])), 1)
+    while len(contexts) > 2 and not fit(batch, contexts[-1]):
+        contexts.pop()
+    if decoder.device.type != "cpu" and contexts[-1] == CONTEXTS[-1]:
+        launches = launches_seconds(decoder, 4 * batch)
+        while (
+            2 * contexts[-1] <= LONGEST_CONTEXT
+            and fit(batch, 2 * contexts[-1])
+            and growth(decoder, 4 * batch, contexts[-1], card.read_bytes_per_second, launches) < ENOUGH_GROWTH
+        ):
+            contexts.append(2 * contexts[-1])
+    return (batch, 4 * batch), tuple(contexts)
 
 
 class DecodeStep:

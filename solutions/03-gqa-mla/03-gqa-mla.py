@@ -519,7 +519,9 @@ print(f"largest difference of the logits: {(logits[0] - logits[1]).abs().max():.
 size = dict(layers=4, hidden=1024, q_heads=16, head_dim=64, intermediate=2816)
 contexts, dtype = [16, 2048, 4096, 8192], torch.float32
 if spot.type == "cuda":
-    dtype = torch.bfloat16
+    half = kernels.half(spot)  # float16 where the GPU has no bfloat16
+    if str(half).removeprefix("torch.") in card.matmul_flops_per_second:
+        dtype = half
     if torch.cuda.mem_get_info(spot)[0] > 24e9:  # decoders and caches take 17 GB
         size = dict(layers=4, hidden=4096, q_heads=32, head_dim=128, intermediate=11008)
         contexts = [16, 8192, 16384, 32768]

@@ -1028,8 +1028,10 @@ print(*{t.reason for t in stepped.values()} - {""})
 
 # %%
 backend, lengths = kernels.select(spot), [16, 64, 256, 1_024, 4_096]
+rounded = backend.CAPABILITIES.rounded  # rows that a kernel wants of a cache
 q = torch.randn(batch, g.q_heads, g.head_dim, device=spot)
-mine = torch.randn(2, batch, g.kv_heads, own, g.head_dim, device=spot)  # keys, values
+sizes = (g.kv_heads, rounded(own), g.head_dim)
+mine = torch.randn(2, batch, *sizes, device=spot)  # keys, values
 
 
 def in_turn(keys, values, tokens):
@@ -1042,7 +1044,8 @@ def in_turn(keys, values, tokens):
 # %%
 alone_steps = {}
 for p in lengths:
-    every = torch.randn(2, batch, g.kv_heads, p + own, g.head_dim, device=spot)
+    sizes = (g.kv_heads, rounded(p + own), g.head_dim)
+    every = torch.randn(2, batch, *sizes, device=spot)
     copy = every[:, :1]
     alone_steps |= {
         ("plain", p): partial(backend.decode_attention, q, *every, p + own),
