@@ -69,7 +69,7 @@ def earned(number: str) -> dict[str, tuple[float, float]]:
     return {name: (shares.get(name, 0.0) * entry["points"], entry["points"]) for name, entry in exercises.items()}
 
 
-def progress() -> "Progress":
+def progress() -> "Standing":
     """Every unit with its points so far, as a table in a notebook, with the next step below it."""
     rows, following = [], None
     for unit in units():
@@ -79,10 +79,10 @@ def progress() -> "Progress":
         rows.append((unit, got, most, guesses))
         if following is None and got < most:
             following = unit, bool(got)
-    return Progress(rows, following)
+    return Standing(rows, following)
 
 
-class Progress:
+class Standing:
     """Rows of (unit, points, most, guesses), and the unit to go on with, with whether it was begun."""
 
     def __init__(self, rows: list[tuple[Unit, float, float, int]], following: tuple[Unit, bool] | None):

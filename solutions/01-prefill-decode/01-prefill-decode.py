@@ -591,6 +591,7 @@ def fresh():
     return FullCache(g, len(prompt) + count, device=where)
 
 
+print(f"{count} tokens with a cache, then as many without one …")
 list(generate(decoder, fresh(), prompt, 2))  # the first call warms the kernels up
 cached, cached_at, ttft, tpot = stamped(generate(decoder, fresh(), prompt, count))
 again, again_at, _, _ = stamped(recompute(decoder, prompt, count))

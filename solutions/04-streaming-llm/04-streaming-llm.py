@@ -612,6 +612,7 @@ estimates.report("04")
 # window of 256, which no longer holds the fact; then with the fact at 80 %, inside the window.
 
 # %%
+from helpers.progress import each
 from helpers.quality import needle
 
 codes = needle.CODES[:2] if budget == "quick" else needle.CODES
@@ -627,7 +628,7 @@ cases = {
 rows, recalled = [], {}
 for label, (where, cache) in cases.items():
     answers = []
-    for code in codes:
+    for code in each(codes, f"needle, {label}"):
         cache.rewind(0)
         asked = needle.prompt(tokenizer, code, 600, where)
         answers.append(needle.ask(model, tokenizer, cache, asked))

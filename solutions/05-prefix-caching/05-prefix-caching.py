@@ -33,6 +33,7 @@ from helpers.clock import devices, sweeps
 from helpers.clock.timing import Clock
 from helpers.models import pretrained, text
 from helpers.models.counts import prefill_flops
+from helpers.progress import each
 from helpers.serving import traces
 from helpers.serving.blocks import BlockManager
 
@@ -1107,7 +1108,7 @@ estimates.report("05")
 day = traces.generate(60, seed=1)
 cache_tokens = [4_096, 8_192, 16_384, 32_768, 65_536, 131_072]
 rates = {}
-for size in (16, 256, 1_024):
+for size in each((16, 256, 1_024), "the day, in blocks of three sizes"):
     named = traces.hashed(day, size)
     rates[f"blocks of {size:,}"] = [
         100 * traces.hit_rate(named, size, n // size) for n in cache_tokens

@@ -26,6 +26,7 @@ from helpers.caches import SinkCache
 from helpers.clock import devices
 from helpers.models import pretrained
 from helpers.models.generate import greedy
+from helpers.progress import each
 from helpers.quality import recall
 from helpers.serving import sessions, traces
 from helpers.serving.chat import Chat
@@ -52,7 +53,8 @@ def play(policy, summarise=None, order=sessions.ORDER):
     room = 300 * turns_said  # tokens
     chat = Chat(model, recall.session(tokenizer), policy, summarise, order, room)
     return chat, [
-        chat.say(question, answer, close_answer) for question, answer in script
+        chat.say(question, answer, close_answer)
+        for question, answer in each(script, "a chat, turn by turn")
     ]
 
 
@@ -535,7 +537,7 @@ for ax in (left, right):
 # %%
 asked = {
     case: recall.known(chat, tokenizer, turns_said)
-    for case, (chat, _) in played.items()
+    for case, (chat, _) in each(played.items(), "asking for the facts")
 }
 whole = played["nothing"][0].session.prompt()
 sinks = SinkCache(model.geometry, len(whole) + 64, sinks=4, window=1_096, device=spot)

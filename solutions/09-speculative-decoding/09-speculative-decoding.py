@@ -33,6 +33,7 @@ from helpers.models import pretrained, text
 from helpers.models.counts import decode_flops, weight_bytes
 from helpers.models.generate import greedy
 from helpers.models.geometry import get
+from helpers.progress import each
 from helpers.serving import speculation
 
 plots.use()
@@ -569,7 +570,7 @@ prompts["long"] = long_text + prompts["story"]
 count = 32 if budget == "quick" else 96
 longest = max(map(len, prompts.values()))
 held = {}
-for name, prompt in prompts.items():
+for name, prompt in each(prompts.items(), "reading the prompts"):
     held[name] = FullCache(g, len(prompt) + count + 8, device=spot)
     model.prefill(torch.tensor([prompt[:-1]], device=spot), held[name])
 
@@ -687,7 +688,7 @@ def crowd(k):
 
 
 # %%
-crowds = {k: crowd(k) for k in (0, 4)}
+crowds = {k: crowd(k) for k in each((0, 4), "four sessions together")}
 for name, plain_one, guessed in zip(names, crowds[0], crowds[4], strict=True):
     same = plain_one.tokens == guessed.tokens
     print(

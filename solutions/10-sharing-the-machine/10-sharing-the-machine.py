@@ -34,6 +34,7 @@ from helpers.models import pretrained, text
 from helpers.models.counts import decode_flops, prefill_flops
 from helpers.models.decoder import Decoder
 from helpers.models.generate import greedy
+from helpers.progress import each
 from helpers.serving import traces
 from helpers.serving.scheduler import Arrival, Scheduler, from_trace, poisson
 
@@ -59,6 +60,7 @@ def freeze(token_budget, long=512):
 
 
 # %%
+print("a chat and somebody else's prompt, in one piece and in chunks …")
 freeze(32, long=32)  # warms up
 frozen = {"in one piece": freeze(None), "chunks of 64": freeze(65)}
 gaps_ms = {
@@ -462,7 +464,10 @@ alone = statistics.median(frozen["in one piece"][0].gaps_seconds[:6])
 count, rate = 6 if budget == "quick" else 32, 1 / (20 * alone)
 traffic = poisson(count, rate, g.vocab, (32, 320), (8, 16), seed=7)
 budgets = {"in one piece": None, "budget 256": 256, "budget 64": 64}
-served = {how: serve(traffic, tokens) for how, tokens in budgets.items()}
+served = {
+    how: serve(traffic, tokens)
+    for how, tokens in each(budgets.items(), "serving the same requests")
+}
 gaps = {
     how: np.array([1e3 * gap for job in jobs for gap in job.gaps_seconds])
     for how, (jobs, _) in served.items()
