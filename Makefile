@@ -27,6 +27,7 @@ help:
 	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
 	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
+	@echo "make exercises  build docs/exercises.md: all exercises and what goes wrong"
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
 	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
 	@echo "make test-all   the same, and the site with each of its pages in a browser"
@@ -51,7 +52,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course grade grade-proof test test-all site bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course exercises grade grade-proof test test-all site bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -69,6 +70,9 @@ notebooks: $(AUTHORING)/.installed
 
 course: $(READY)
 	@$(RUN) tools.course --budget $(BUDGET) $(UNITS)
+
+exercises: $(READY)
+	@$(RUN) tools.exercises
 
 grade: $(READY)
 	@$(RUN) tools.autograde $(ARGS)

@@ -1,21 +1,36 @@
 """Every exercise of every unit: the reference passes, the stub is known, each wrong answer is told why."""
 
 import ast
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.check import NotAnswered
-from tests.misconceptions.harness import known, units
+from tests.misconceptions.harness import known, near, units
+from tools import exercises
+from tools.source import solution_notebook, text
+from tools.units import find
 
 UNITS = units()
+PAGE = exercises.PAGE.read_text(encoding="utf-8")
+TOLD = exercises.read(PAGE)
+# Other machines and versions count to other last digits, and say the same.
+NUMBERS = re.compile(r"\d[\d.,e+-]*")
+UNNAMED = re.compile(r"too (high|low), by|: the sign is wrong|wrong in [\d,]+ of [\d,]+ elements")
 EXERCISES = [pytest.param(unit, exercise, id=exercise) for unit in UNITS for exercise in unit.exercises]
 WRONG = [
-    pytest.param(unit, exercise, snippet, phrase, id=f"{exercise}-{i}")
+    pytest.param(unit, exercise, i, id=f"{exercise}-{i}")
     for unit in UNITS
     for exercise, cases in known(unit)[0].items()
-    for i, (snippet, phrase) in enumerate(cases)
+    for i in range(len(cases))
+]
+NEAR = [
+    pytest.param(unit, exercise, snippet, id=f"{exercise}-{i}")
+    for unit in UNITS
+    for exercise, cases in near(unit).items()
+    for i, snippet in enumerate(cases)
 ]
 RIGHT = [
     pytest.param(unit, exercise, snippet, id=f"{exercise}-{i}")
@@ -61,12 +76,35 @@ def test_untouched_is_not_answered(unit, exercise):
     assert outcome.stderr == ""
 
 
-@pytest.mark.parametrize("unit, exercise, snippet, phrase", WRONG)
-def test_wrong_answer_is_told_why(unit, exercise, snippet, phrase):
+@pytest.mark.parametrize("unit, exercise, index", WRONG)
+def test_wrong_answer_is_told_why(unit, exercise, index):
+    snippet, phrase = known(unit)[0][exercise][index]
     outcome = unit.run(exercise, snippet)
     assert isinstance(outcome.error, AssertionError), f"accepted, or crashed: {outcome.error!r}"
     assert phrase.lower() in str(outcome.error).lower(), str(outcome.error)
     assert outcome.stderr == ""
+    said = exercises.line(outcome.error)
+    assert not UNNAMED.search(said), f"{exercise}: no slip is named for {snippet}: {said}"
+    page = TOLD.get((exercise, index), "nothing")
+    assert NUMBERS.sub("#", said) == NUMBERS.sub("#", page), "docs/exercises.md is old: run `make exercises`"
+
+
+@pytest.mark.parametrize("unit, exercise, snippet", NEAR)
+def test_a_near_miss_is_refused_and_told_the_direction(unit, exercise, snippet):
+    assert re.search("too (high|low)", str(unit.run(exercise, snippet).error))
+
+
+def test_the_page_of_exercises_is_what_would_be_built():
+    """But for what wrong answers are told, which the test of each holds to it."""
+    assert exercises.page(lambda unit, *which: TOLD.get(which)) == PAGE, "run `make exercises`"
+
+
+@pytest.mark.parametrize("unit", [pytest.param(unit, id=unit.name) for unit in UNITS])
+def test_the_exercises_take_less_than_their_unit(unit):
+    cells = solution_notebook(next(u for u in find() if u.name == unit.name))["cells"]
+    whole = next(int(m[1]) for c in cells if (m := re.search(r"About (\d+)\s+minutes", text(c))))
+    told = [exercises.minutes(exercises.question(cells, name), name) for name in exercises.graded(cells)]
+    assert sum(told) < whole - 5, "besides the exercises there is something to read and to measure"
 
 
 @pytest.mark.parametrize("unit, exercise, snippet", RIGHT)

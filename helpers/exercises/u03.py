@@ -139,6 +139,10 @@ def check_saved_percent(saved_percent):
             "You forgot V in DeepSeek-67B's cache.": 100 * (1 - 2 * left / before),
             "You left out the rotary key: a row of V2 has 512 + 64 elements.": 100 * (1 - left / before * 512 / 576),
         }
+        if name == "both bfloat16":
+            slips["That is the claim itself, which holds V2's 6 bits against the older model's 16."] = 100 * (
+                1 - after * 6 / 16 / before
+            )
         if name == "V2 at 6 bits":
             slips["You did not use the 6 bits: this is the saving at equal precision."] = 100 * (1 - after / before)
             slips["You used 8 bits; the paper's cache has 6 on average."] = 100 * (1 - after / 2 / before)

@@ -88,8 +88,8 @@ plt.show()
 # **15.01 GFLOP** for a decode step and **13.96 TFLOP** for a prompt of 1,000 tokens. (Attention over the prompt
 # would add 2 %; leave it out.)
 #
-# **Exercise 00.1.** What is the floor, in ms, of one decode step, and of the prefill of 1,000 tokens in one step?
-# Three digits are enough.
+# **Exercise 00.1** (5 minutes). What is the floor, in ms, of one decode step, and of the prefill of 1,000 tokens in
+# one step? Three digits are enough.
 
 # %% answer="00.1"
 floor_ms = {
@@ -125,7 +125,7 @@ assert abs(float(floor_ms["prompt"]) - 14.11) < 0.05, "the floor of the prompt i
 # One of your two steps waits for memory, the other for arithmetic. Somewhere between 1 and 1,000 tokens lies the
 # **ridge**, where reading and multiplying take equally long.
 #
-# **Exercise 00.2.** On the same H100, how many FLOPs must be done for each byte read, so that both take
+# **Exercise 00.2** (4 minutes). On the same H100, how many FLOPs must be done for each byte read, so that both take
 # equally long? And how many tokens must share one reading of a bfloat16 weight to get there, at two FLOPs for
 # each token?
 
@@ -167,7 +167,7 @@ accelerator.synchronize()
 print(f"after synchronize() {1e3 * accelerator.now():.3f} ms")
 
 # %% [markdown]
-# **Exercise 00.3.** The launch takes 20 µs, the kernel **10 ms**. What do these three clocks say, in ms?
+# **Exercise 00.3** (5 minutes). The launch takes 20 µs, the kernel **10 ms**. What do these three clocks say, in ms?
 # (The queue is empty at the start. Four digits, please: the differences are small, and they matter.)
 #
 # - `no_sync_ms`: start the clock, launch one kernel, stop the clock.
@@ -204,10 +204,10 @@ assert abs(float(hundred_ms) - 10.0002) < 0.006, "hundred_ms is off"
 # %% [markdown]
 # ## Build
 #
-# **Exercise 00.4.** Write the timer. Three rules. Call the step a few times before it counts: it may compile,
-# allocate, fill caches. Let the queue run empty before you start the clock, or you are charged for somebody
-# else's work. Let it run empty again before you stop the clock. `now` and `synchronize` are arguments, so that
-# the same timer runs on the simulated device and on yours.
+# **Exercise 00.4** (8 minutes). Write the timer. Three rules. Call the step a few times before it counts: it may
+# compile, allocate, fill caches. Let the queue run empty before you start the clock, or you are charged for somebody
+# else's work. Let it run empty again before you stop the clock. `now` and `synchronize` are arguments, so that the
+# same timer runs on the simulated device and on yours.
 
 
 # %% answer="00.4"
@@ -257,7 +257,7 @@ assert len(got) == 4 and all(abs(float(s) - 0.00402) < 1e-7 for s in got), (
 # the mean of all the others. The **median** hardly notices. For the **spread**, take half the distance between
 # the quartiles: about half of the samples lie that close to the median.
 #
-# **Exercise 00.5.** Write `median_and_spread`. `np.percentile(samples, 25)` is the first quartile.
+# **Exercise 00.5** (4 minutes). Write `median_and_spread`. `np.percentile(samples, 25)` is the first quartile.
 
 
 # %% answer="00.5"
@@ -289,7 +289,7 @@ assert abs(float(got[0]) - 3.5) < 1e-5 and abs(float(got[1]) - 1.25) < 1e-5, (
 # One more rule. Laptops heat up, neighbours wake up: a machine drifts. Measure *a* twenty times and then *b*
 # twenty times, and the drift lands on *b*. Measured **in turns**, a, b, a, b, …, it hits both alike.
 #
-# **Exercise 00.6.** Write `measure_in_turns`.
+# **Exercise 00.6** (4 minutes). Write `measure_in_turns`.
 
 
 # %% answer="00.6"
@@ -559,7 +559,7 @@ plt.show()
 # (`docs/features/quantization/quantized_kvcache.md`). One request at a time, so that a step gives one token. The
 # second source prints "2k" and "32k"; thousands and 1,024s are both accepted.
 #
-# **Exercise 00.7.** At how many GB/s did each of them read the cache?
+# **Exercise 00.7** (5 minutes). At how many GB/s did each of them read the cache?
 
 # %% answer="00.7"
 achieved_gb_per_s = {

@@ -72,7 +72,7 @@ _ = plots.bars(None, names, per_token, ylabel="time for each token (ms)", title=
 #
 # ## Predict
 #
-# ### 1.1 How much arithmetic is one phase?
+# ### 1.1 How much arithmetic is one phase? (5 minutes)
 #
 # *What does the chip have to compute to read a prompt, and what for one more token?*
 #
@@ -106,7 +106,7 @@ assert 14.7 < float(decode_gflop) < 15.8
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ### 1.2 How much arithmetic for each byte?
+# ### 1.2 How much arithmetic for each byte? (6 minutes)
 #
 # *A chip that multiplies faster than it reads is idle unless each byte is used many times. How often is it
 # used?*
@@ -149,7 +149,7 @@ assert 145 < float(tokens_at_ridge) < 161
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ### 1.3 How busy is the arithmetic?
+# ### 1.3 How busy is the arithmetic? (5 minutes)
 #
 # *"Our GPUs run at 50 % utilisation in prefill and 5 % in decode." Can the second figure be right?*
 #
@@ -184,7 +184,7 @@ assert 7.1 < float(batch_at_5_percent) < 8.2
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ### 1.4 When does decode take over?
+# ### 1.4 When does decode take over? (6 minutes)
 #
 # *How long must the answer be before the user waits longer for the answer than for its first word?*
 #
@@ -223,7 +223,7 @@ assert str(decode_share).strip().lower() == "falls"
 # %% [markdown]
 # ## Build
 #
-# ### 1.5 `generate`, with a cache
+# ### 1.5 `generate`, with a cache (8 minutes)
 #
 # *What does an engine do between your prompt and the words on the screen?*
 #
@@ -291,7 +291,7 @@ assert script.steps == 4
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ### 1.6 TTFT and TPOT from timestamps
+# ### 1.6 TTFT and TPOT from timestamps (7 minutes)
 #
 # *Two dashboards show different TPOT for the same server. Who is right?*
 #
@@ -355,7 +355,7 @@ assert abs(float(first) - 0.5) < 1e-6 and gap != gap
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ### 1.7 A model of the whole request
+# ### 1.7 A model of the whole request (10 minutes)
 #
 # *Which phase will this customer pay for?*
 #

@@ -53,7 +53,7 @@ ax = plots.curve(None, x, curves, **labels)
 # | Mixtral-8x7B-v0.1 | 32 | 4,096 | 32 | 8 | 128 | 8, a token runs 2 |
 # | SmolLM2-135M | 30 | 576 | 9 | 3 | 64 | |
 #
-# **Exercise 02.1.** How many bytes does one token add to the cache of each model, over all layers, in
+# **Exercise 02.1** (8 minutes). How many bytes does one token add to the cache of each model, over all layers, in
 # bfloat16 (2 bytes an element)?
 
 # %% answer="02.1"
@@ -104,8 +104,8 @@ for name, value in zip(SIX, right, strict=True):
 # | Llama-2-7b-hf | 6.738e9 | 0.131e9 |
 # | Llama-3.1-8B | 8.030e9 | 0.525e9 |
 #
-# **Exercise 02.2.** One sequence, everything in bfloat16. At how many tokens of context does a step read as
-# many bytes of cache as of weights? From there on the cache is the larger half of your TPOT.
+# **Exercise 02.2** (4 minutes). One sequence, everything in bfloat16. At how many tokens of context does a step read
+# as many bytes of cache as of weights? From there on the cache is the larger half of your TPOT.
 
 # %% answer="02.2"
 tokens_where_equal = {  # tokens of context
@@ -139,7 +139,7 @@ assert abs(float(tokens_where_equal["Llama-3.1-8B"]) / 114_515 - 1) < 0.0105, (
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Before the cache costs time, it has to fit. **Exercise 02.3.** Llama-3.1-8B in bfloat16 on an L4 with 24
+# Before the cache costs time, it has to fit. **Exercise 02.3** (4 minutes). Llama-3.1-8B in bfloat16 on an L4 with 24
 # GB (1 GB = 1e9 bytes): at most how many sequences of 4,096 tokens fit? Here the whole model is in memory,
 # input embedding included. Leave nothing for activations.
 
@@ -171,7 +171,7 @@ assert abs(float(largest_batch) - 14) < 1e-6, "not the number of sequences that 
 #
 # ## Build
 #
-# **Exercise 02.4.** Put the count of 02.1 into a function. It takes a `Geometry` (fields as in the table:
+# **Exercise 02.4** (4 minutes). Put the count of 02.1 into a function. It takes a `Geometry` (fields as in the table:
 # `layers`, `hidden`, `q_heads`, `kv_heads`, `head_dim`) and works for any number of bytes per element: 4
 # for float32, 2 for bfloat16, 1 for fp8, 0.5 for int4.
 
@@ -208,10 +208,9 @@ for name, size, value in [
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 02.5.** From bytes to time. One decode step gives every sequence of the batch its next token. It
-# reads the weights once and the cache of each sequence, at `bandwidth` bytes a second. On top comes an
-# `overhead` in seconds that does not depend on bytes. How long does a step take? That is the TPOT of every
-# sequence in the batch.
+# **Exercise 02.5** (5 minutes). From bytes to time. One decode step gives every sequence of the batch its next token.
+# It reads the weights once and the cache of each sequence, at `bandwidth` bytes a second. On top comes an `overhead`
+# in seconds that does not depend on bytes. How long does a step take? That is the TPOT of every sequence in the batch.
 
 
 # %% answer="02.5"
@@ -258,8 +257,8 @@ for context, tokens_per_second in l4.items():
 # bytes. The 4 of vLLM share one bandwidth, chosen to fit them, so they test whether your line has the right shape.
 #
 # Can we go the other way, from times to bytes per second? TPOT is a straight line in the context: its slope is
-# what one more token costs, its intercept everything else. **Exercise 02.6.** Fit that line by least squares:
-# slope = Σ(x − x̄)(y − ȳ) / Σ(x − x̄)², and the line passes through (x̄, ȳ).
+# what one more token costs, its intercept everything else. **Exercise 02.6** (5 minutes). Fit that line by least
+# squares: slope = Σ(x − x̄)(y − ȳ) / Σ(x − x̄)², and the line passes through (x̄, ȳ).
 
 
 # %% answer="02.6"
@@ -295,8 +294,8 @@ assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 2e-6, (
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 02.7.** Read the line. One more token in each of `batch` sequences adds `slope` seconds. At what
-# bandwidth were those bytes read? And how much of the intercept is left after the weights, read at the same
+# **Exercise 02.7** (6 minutes). Read the line. One more token in each of `batch` sequences adds `slope` seconds. At
+# what bandwidth were those bytes read? And how much of the intercept is left after the weights, read at the same
 # bandwidth?
 
 
@@ -600,8 +599,8 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 # if all 64 heads had their own K and V (multi-head attention, MHA), and 327,680 in the real model, whose 64
 # query heads share 8 KV heads (grouped-query attention, GQA-8).
 #
-# **Exercise 02.8.** At batch 1, by which factor does TPOT grow from 1,000 to 30,000 tokens (three decimals)? And
-# at which batch would it grow exactly 3 times, as reported? No overhead.
+# **Exercise 02.8** (8 minutes). At batch 1, by which factor does TPOT grow from 1,000 to 30,000 tokens (three
+# decimals)? And at which batch would it grow exactly 3 times, as reported? No overhead.
 
 # %% answer="02.8"
 incident = {
@@ -662,9 +661,9 @@ _ = ax.axhline(120, color=plots.GREY, linestyle=":")
 # Suppose, then, that the product serves this model, GQA-8, with as many sessions as you found (rounded down to whole
 # ones). Unit 00 called a byte count the cheapest lie detector there is. Let it speak.
 #
-# **Exercise 02.9.** All these sessions hold 30,000 tokens, and a step takes 120 ms. At what rate are its bytes read, if
-# reading is all it does? And how many H100s (80 GB each) does it take just to hold everything: 141.1e9 bytes of
-# weights, input embedding included, and the caches?
+# **Exercise 02.9** (6 minutes). All these sessions hold 30,000 tokens, and a step takes 120 ms. At what rate are its
+# bytes read, if reading is all it does? And how many H100s (80 GB each) does it take just to hold everything: 141.1e9
+# bytes of weights, input embedding included, and the caches?
 
 # %% answer="02.9"
 machine = {

@@ -64,8 +64,8 @@ print(f"copying each KV head for its query heads first: {race.ratio:.1f} times a
 # | DeepSeek-V2-Lite | MLA | 27 | 2,048 | 16 | | | 512 + 64 |
 # | DeepSeek-V3 | MLA | 61 | 7,168 | 128 | | | 512 + 64 |
 #
-# **Exercise 03.1.** How many bytes does one token add to each cache, over all layers, in bfloat16 (2 bytes an
-# element)? Let every layer keep every token. Python may do the arithmetic.
+# **Exercise 03.1** (6 minutes). How many bytes does one token add to each cache, over all layers, in bfloat16 (2 bytes
+# an element)? Let every layer keep every token. Python may do the arithmetic.
 
 # %% answer="03.1"
 kv_bytes_of = {  # bytes for one token, all layers, bfloat16
@@ -114,8 +114,8 @@ for name, value in right.items():
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 03.2.** Three popular sentences: "GQA-8 shrinks the cache 8 times", "Maverick has GQA-8, so 8 times", "MLA
-# shrinks it 10 to 100 times". Work out four factors for one layer:
+# **Exercise 03.2** (6 minutes). Three popular sentences: "GQA-8 shrinks the cache 8 times", "Maverick has GQA-8, so 8
+# times", "MLA shrinks it 10 to 100 times". Work out four factors for one layer:
 #
 # - Llama-4 Maverick: its 8 KV heads, against 40 query heads that keep their own.
 # - DeepSeek-V3's row of 512 + 64, against its own 128 heads expanded: 192 elements a key (128 + 64 rotary), 128 a
@@ -180,10 +180,10 @@ columns = ["model", "kind", "B/token, every head its own"]
 estimates.Table([*columns, "B/token, stored", "times smaller"], rows)
 
 # %% [markdown]
-# **Exercise 03.3.** DeepSeek-V2 advertises a KV cache **93.3 % smaller** than DeepSeek-67B's. The older model has
-# 95 layers with 8 KV heads of 128, in bfloat16. V2 has 60 layers of 512 + 64 elements. What is the saving if V2's
-# cache is in bfloat16 too? And at the 6 bits an element that the paper's section 3.2.3 mentions in passing? (To one
-# decimal.)
+# **Exercise 03.3** (5 minutes). DeepSeek-V2 advertises a KV cache **93.3 % smaller** than DeepSeek-67B's. The older
+# model has 95 layers with 8 KV heads of 128, in bfloat16. V2 has 60 layers of 512 + 64 elements. What is the saving if
+# V2's cache is in bfloat16 too? And at the 6 bits an element that the paper's section 3.2.3 mentions in passing? (To
+# one decimal.)
 
 # %% answer="03.3"
 saved_percent = {  # per cent of DeepSeek-67B's bytes per token
@@ -215,9 +215,9 @@ assert abs(float(saved_percent["V2 at 6 bits"]) - 93.34) < 0.07, "at 6 bits"
 # %% [markdown]
 # ## Build
 #
-# **Exercise 03.4.** Bytes *stored* are settled. Now the bytes *read*. Write one decode step of grouped attention: query
-# heads `i · group … i · group + group - 1` share KV head `i`. No key or value may be copied, and each may be read only
-# once for all query heads that share it.
+# **Exercise 03.4** (8 minutes). Bytes *stored* are settled. Now the bytes *read*. Write one decode step of grouped
+# attention: query heads `i · group … i · group + group - 1` share KV head `i`. No key or value may be copied, and each
+# may be read only once for all query heads that share it.
 #
 # Your function is checked for its numbers, and its memory traffic is counted.
 
@@ -314,10 +314,10 @@ for cache in (built_in, mine):
 print(f"largest difference of the logits: {(logits[0] - logits[1]).abs().max():.1e}")
 
 # %% [markdown]
-# **Exercise 03.5.** Much code does it otherwise: it *repeats* each KV head once per query head, and then runs
-# ordinary MHA. The cache in memory stays small. Take a group of 8 query heads. How many bytes does a step move, reads
-# and writes together, as a multiple of the bytes of the small cache? Follow keys and values from the cache to the end
-# of attention; queries and scores are too small to count.
+# **Exercise 03.5** (4 minutes). Much code does it otherwise: it *repeats* each KV head once per query head, and then
+# runs ordinary MHA. The cache in memory stays small. Take a group of 8 query heads. How many bytes does a step move,
+# reads and writes together, as a multiple of the bytes of the small cache? Follow keys and values from the cache to
+# the end of attention; queries and scores are too small to count.
 
 # %% answer="03.5"
 repeat_traffic = None  # times the bytes of the cache
@@ -348,10 +348,10 @@ assert abs(float(repeat_traffic) - 17) < 1e-4, "not what is read and written"
 # $$W_K = \begin{pmatrix} 1 & 0 & 2 \\ 0 & 1 & -1 \end{pmatrix}, \quad q = \begin{pmatrix} 3 \\ 1 \end{pmatrix},
 # \quad c_1 = \begin{pmatrix} 1 \\ 2 \\ 0 \end{pmatrix}, \quad c_2 = \begin{pmatrix} 0 \\ 1 \\ 1 \end{pmatrix}.$$
 #
-# **Exercise 03.6a.** Compute both keys and the two scores $q \cdot (W_K c)$. Then find a vector $a$ of 3 numbers with
-# $a \cdot c = q \cdot (W_K c)$ for *every* latent $c$: write the score out as a sum and collect what stands beside each
-# element of $c$. Last, how many multiplications do the scores of 1,000 cached tokens take, if each key is made first,
-# and if $a$ is made first?
+# **Exercise 03.6a** (6 minutes). Compute both keys and the two scores $q \cdot (W_K c)$. Then find a vector $a$ of 3
+# numbers with $a \cdot c = q \cdot (W_K c)$ for *every* latent $c$: write the score out as a sum and collect what
+# stands beside each element of $c$. Last, how many multiplications do the scores of 1,000 cached tokens take, if each
+# key is made first, and if $a$ is made first?
 
 # %% answer="03.6a"
 scores = [None, None]  # of c1 and c2
@@ -382,7 +382,7 @@ for mine, right in zip(given, [5, 6, 3, 1, 5, 8_000, 3_006], strict=True):
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 03.6b.** The same for every head of every sequence: from the queries, your vectors $a$.
+# **Exercise 03.6b** (4 minutes). The same for every head of every sequence: from the queries, your vectors $a$.
 
 
 # %% answer="03.6b"
@@ -419,10 +419,10 @@ assert (absorb_query(q, w) - right).abs().max() < 1e-4, "other numbers"
 # would then be another one for every position $t$, and absorbing would save nothing. So DeepSeek splits query and key:
 # a wide part without position, which is absorbed, and a narrow rotated part, which is cached as it is.
 #
-# **Exercise 03.7.** Now the whole step. A score has two parts, which are added before one softmax: content (absorbed
-# query · latent) and position (rotary query · rotary key). The scale is that of the query *before* absorption,
-# `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`: moving a matrix does not change the product. The values allow the
-# same trick as the keys: $W_V$ is the same for all tokens, so what can be summed up before it is applied?
+# **Exercise 03.7** (8 minutes). Now the whole step. A score has two parts, which are added before one softmax: content
+# (absorbed query · latent) and position (rotary query · rotary key). The scale is that of the query *before*
+# absorption, `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`: moving a matrix does not change the product. The values
+# allow the same trick as the keys: $W_V$ is the same for all tokens, so what can be summed up before it is applied?
 #
 # The bytes that your function reads and writes are counted.
 
@@ -620,10 +620,10 @@ estimates.Table([*columns, "arithmetic", "FLOP/byte"], rows)
 # Sharing does two things at once. It takes bytes away, and it gives every byte that is left more work: the last
 # column. This is the *arithmetic intensity* of unit 01, and there is a limit to it.
 #
-# **Exercise 03.8.** Work the intensity out for **bfloat16** caches (2 bytes an element): MHA; GQA with 64 query
-# heads on 8 KV heads; DeepSeek-V3, where 128 query heads read the same 512 + 64 elements, all 576 for the score and
-# the first 512 again for the value, in one reading. By its data sheet, an H200 does 206 bfloat16 FLOPs in the time in
-# which it reads a byte: what limits V3's attention there, `"memory"` or `"compute"`?
+# **Exercise 03.8** (5 minutes). Work the intensity out for **bfloat16** caches (2 bytes an element): MHA; GQA with 64
+# query heads on 8 KV heads; DeepSeek-V3, where 128 query heads read the same 512 + 64 elements, all 576 for the score
+# and the first 512 again for the value, in one reading. By its data sheet, an H200 does 206 bfloat16 FLOPs in the time
+# in which it reads a byte: what limits V3's attention there, `"memory"` or `"compute"`?
 
 # %% answer="03.8"
 flop_per_byte = {
@@ -793,7 +793,8 @@ plt.show()
 # latents. It stored keys (192 wide) and values (128 wide) of every head, *both padded to 256*, in float16 (2 bytes).
 # Its pool on an H100 was 35.42 GiB (vllm#10927).
 #
-# **Exercise 03.9.** How many tokens fit that pool, and how many when the latents (512 + 64) are stored as they are?
+# **Exercise 03.9** (3 minutes). How many tokens fit that pool, and how many when the latents (512 + 64) are stored as
+# they are?
 
 # %% answer="03.9"
 tokens_that_fit = {
@@ -831,8 +832,8 @@ assert abs(float(tokens_that_fit["latent"]) / 1_222_735 - 1) < 0.0052, "latent"
 # query heads. With more GPUs than KV heads, a KV head is kept by each GPU that needs it. The latent is needed by all
 # heads.
 #
-# **Exercise 03.10.** Bytes per token *on each GPU*, all layers, bfloat16: Llama-3.1-405B (126 layers, 128 query
-# heads, 8 KV heads of 128) on 8 and on 16 GPUs, and DeepSeek-V3 (61 layers, 128 heads, 512 + 64) on 8.
+# **Exercise 03.10** (4 minutes). Bytes per token *on each GPU*, all layers, bfloat16: Llama-3.1-405B (126 layers, 128
+# query heads, 8 KV heads of 128) on 8 and on 16 GPUs, and DeepSeek-V3 (61 layers, 128 heads, 512 + 64) on 8.
 
 # %% answer="03.10"
 bytes_per_gpu = {  # bytes of cache a token, on each GPU

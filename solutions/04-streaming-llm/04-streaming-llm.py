@@ -54,8 +54,8 @@ estimates.Table(
 # | Llama-2-7b-hf | 32 | 32 | 128 | 13.21 GB |
 # | Llama-3.1-8B | 32 | 8 | 128 | 15.01 GB |
 #
-# **Exercise 04.1.** 4 sinks and a window of 2,048 tokens, one sequence, everything in bfloat16 (2 bytes). How
-# large does the cache become at most? Three digits are enough; 1 GB = 1e9 bytes.
+# **Exercise 04.1** (3 minutes). 4 sinks and a window of 2,048 tokens, one sequence, everything in bfloat16 (2 bytes).
+# How large does the cache become at most? Three digits are enough; 1 GB = 1e9 bytes.
 
 # %% answer="04.1"
 ceiling_gb = {  # GB
@@ -88,9 +88,9 @@ assert abs(float(ceiling_gb["Llama-3.1-8B"]) / 0.26896 - 1) < 0.011, (
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 04.2.** At 32,768 tokens of history the full cache of the two models holds 17.18 and 4.29 GB. A step
-# takes as long as the bytes it streams, weights and cache. How many times shorter is a step with the capped cache
-# of 04.1? (TPOT with the full cache ÷ TPOT with the capped one; three digits.)
+# **Exercise 04.2** (4 minutes). At 32,768 tokens of history the full cache of the two models holds 17.18 and 4.29 GB.
+# A step takes as long as the bytes it streams, weights and cache. How many times shorter is a step with the capped
+# cache of 04.1? (TPOT with the full cache ÷ TPOT with the capped one; three digits.)
 
 # %% answer="04.2"
 times_faster = {  # TPOT full ÷ TPOT capped, at 32,768 tokens
@@ -135,8 +135,8 @@ assert abs(float(times_faster["Llama-3.1-8B"]) / 1.264 - 1) < 0.011, (
 # | gpt-oss-20b | 24 | 12 | 128 | 8 | 64 |
 # | Gemma-3-4b-it | 34 | 29 | 1,024 | 4 | 256 |
 #
-# **Exercise 04.3.** At 32k tokens of history: in how many layers does the cache still grow, and by how many bytes
-# a token in all (bfloat16)? How many rows of cache does a layer of gpt-oss keep for its learned sinks?
+# **Exercise 04.3** (4 minutes). At 32k tokens of history: in how many layers does the cache still grow, and by how
+# many bytes a token in all (bfloat16)? How many rows of cache does a layer of gpt-oss keep for its learned sinks?
 
 # %% answer="04.3"
 still_growing = {
@@ -186,8 +186,8 @@ for name, value in right.items():
 # Three questions define this cache: which tokens are kept, in which row does each lie, and at which position does it
 # stand?
 #
-# **Exercise 04.4.** Which tokens does token number `newest` see (0 is the first of the text)? The first `sinks`
-# tokens, and the last `window` tokens, itself included. A token that is both counts as a sink.
+# **Exercise 04.4** (4 minutes). Which tokens does token number `newest` see (0 is the first of the text)? The first
+# `sinks` tokens, and the last `window` tokens, itself included. A token that is both counts as a sink.
 
 
 # %% answer="04.4"
@@ -229,7 +229,7 @@ assert list(map(int, kept(100, 0, 3))) == [98, 99, 100], "kept(100, 0, 3)"
 # | 5 | token 0 | 1 | **5** | 3 | 4 |
 # | 6 | token 0 | 1 | 5 | **6** | 4 |
 #
-# **Exercise 04.5.** In which row does a token lie? (One line.)
+# **Exercise 04.5** (4 minutes). In which row does a token lie? (One line.)
 
 
 # %% answer="04.5"
@@ -265,7 +265,8 @@ assert [int(row_of(t, 0, 2)) for t in range(5)] == [0, 1, 0, 1, 0], "rows of 0 +
 # **inside the cache**: after token 6 the five tokens 0, 1, 4, 5, 6 stand at the places 0, 1, 2, 3, 4. There is no gap,
 # and no place beyond sinks + window: however long the text gets, the model meets no position that it was not trained on.
 #
-# **Exercise 04.6.** At which place does each row stand, after `seen` tokens? `kept` and `row_of` do most of it.
+# **Exercise 04.6** (5 minutes). At which place does each row stand, after `seen` tokens? `kept` and `row_of` do most
+# of it.
 
 
 # %% answer="04.6"
@@ -320,7 +321,7 @@ class StreamingCache(SinkBuffers):
 
 
 # %% [markdown]
-# **Exercise 04.7.** Put the key and the value of `token` into their row.
+# **Exercise 04.7** (5 minutes). Put the key and the value of `token` into their row.
 
 
 # %% answer="04.7"
@@ -363,10 +364,10 @@ assert not c.keys[0].any(), "the other layer is untouched"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 04.8.** Now the newest token asks. Rotate the keys that are held and the query, each by its place, and
-# attend. Two helpers: `rope.rotate(x, cos, sin)` rotates x `[…, t, head_dim]` by the t rows of `cos` and `sin` (a list
-# of places picks rows: `cache.cos[[0, 1, 3]]`), and `causal(q, k, v)` attends, with the query as the last of all.
-# The order of the rows does not matter to attention; their places do.
+# **Exercise 04.8** (10 minutes). Now the newest token asks. Rotate the keys that are held and the query, each by its
+# place, and attend. Two helpers: `rope.rotate(x, cos, sin)` rotates x `[…, t, head_dim]` by the t rows of `cos` and
+# `sin` (a list of places picks rows: `cache.cos[[0, 1, 3]]`), and `causal(q, k, v)` attends, with the query as the
+# last of all. The order of the rows does not matter to attention; their places do.
 
 
 # %% answer="04.8"
@@ -646,9 +647,9 @@ estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(
 # where 100 layers with a window of 1,000 words should see 100,000, models make use of about 1,500: on the way the
 # information is diluted, and residual connections weaken it at every hop.
 #
-# **Exercise 04.9.** So how small may the window be? A product owner allows a perplexity of at most `allowed` above
-# that of the full cache (0.15 is 15 %). Find the smallest window that is safe: it and every larger window that was
-# measured are within the budget. If none is, return None.
+# **Exercise 04.9** (6 minutes). So how small may the window be? A product owner allows a perplexity of at most
+# `allowed` above that of the full cache (0.15 is 15 %). Find the smallest window that is safe: it and every larger
+# window that was measured are within the budget. If none is, return None.
 
 
 # %% answer="04.9"

@@ -76,7 +76,7 @@ for name, seen in Clock(spot).sweep(both, budget_seconds=2, min_samples=3).items
 # | 15 tokens, sent twice | a short prompt, its second time |
 # | next turn, prompts kept only | the next turn, in an engine that does not keep the blocks of answers |
 #
-# **Exercise 05.1.** How many tokens hit?
+# **Exercise 05.1** (6 minutes). How many tokens hit?
 
 # %% answer="05.1"
 hits = {  # tokens
@@ -123,7 +123,7 @@ for name, tokens in right.items():
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Sessions that share a block share its bytes. **Exercise 05.2.** Llama-3.1-8B, 131,072 bytes a token. 50
+# Sessions that share a block share its bytes. **Exercise 05.2** (3 minutes). Llama-3.1-8B, 131,072 bytes a token. 50
 # sessions are open; each holds the same system prompt of 2,000 tokens and 512 tokens of its own. How much
 # memory do the caches take, with every session for itself, and with the prompt shared? (1 GB = 1e9 bytes.)
 
@@ -161,8 +161,8 @@ assert abs(float(memory_gb["system prompt shared"]) / 3.618 - 1) < 0.011, (
 # rows a step. *Cascade attention* asks for the prefix once for all of them, and for each session's own tokens
 # apart.
 #
-# **Exercise 05.3.** How many times fewer bytes of cache does a step then ask for? (Asked for: if the prefix
-# fits the processor's own cache, memory may deliver it once in either case. More on this in the second half.)
+# **Exercise 05.3** (4 minutes). How many times fewer bytes of cache does a step then ask for? (Asked for: if the
+# prefix fits the processor's own cache, memory may deliver it once in either case. More on this in the second half.)
 
 # %% answer="05.3"
 times_fewer = {  # bytes without sharing ÷ bytes with
@@ -208,7 +208,7 @@ for name, factor in right.items():
 # tokens. Turn 1 sends 10,200 tokens, turn 2 sends 10,700, and so on. With caching, a turn finds the whole
 # prompt of the turn before and writes what is new.
 #
-# **Exercise 05.4.** What does the session cost without caching, with caching, and with caching when each
+# **Exercise 05.4** (6 minutes). What does the session cost without caching, with caching, and with caching when each
 # prompt begins with the time of day? (To the cent, or more precisely.) And a prompt that is written once and
 # found n times: at which smallest n is caching cheaper than n + 1 ordinary requests?
 
@@ -268,10 +268,10 @@ for name, right in {"reuses, write at 1.25": 1, "reuses, write at 2": 2}.items()
 # share get a **salt** each: the name of the tenant, or of the adapter, since an adapter's weights make other
 # keys of the same words.
 #
-# **Exercise 05.5.** Name a full block. `hashlib.sha256(some_bytes).digest()` makes 32 bytes, and nobody has
-# yet found two inputs with the same ones; `repr(x).encode()` makes bytes of any list or tuple. (vLLM once used
-# Python's own `hash()`. It became predictable, and then a stranger could have made a prompt whose blocks
-# carry the names of yours.)
+# **Exercise 05.5** (5 minutes). Name a full block. `hashlib.sha256(some_bytes).digest()` makes 32 bytes, and nobody
+# has yet found two inputs with the same ones; `repr(x).encode()` makes bytes of any list or tuple. (vLLM once used
+# Python's own `hash()`. It became predictable, and then a stranger could have made a prompt whose blocks carry the
+# names of yours.)
 
 
 # %% answer="05.5"
@@ -318,8 +318,8 @@ assert len(large) == 3, "large tokens count whole"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 05.6.** A prompt comes in. Which blocks hold its longest known prefix? Walk from the front, name
-# block after block, stop at the first that is unknown; and leave the last token of the prompt out.
+# **Exercise 05.6** (6 minutes). A prompt comes in. Which blocks hold its longest known prefix? Walk from the front,
+# name block after block, stop at the first that is unknown; and leave the last token of the prompt out.
 
 
 # %% answer="05.6"
@@ -385,7 +385,7 @@ def hold(pool, block):
 
 
 # %% [markdown]
-# **Exercise 05.7.** The way back. Every block is in exactly one state: in use, in `cached`, or in `free`.
+# **Exercise 05.7** (6 minutes). The way back. Every block is in exactly one state: in use, in `cached`, or in `free`.
 
 
 # %% answer="05.7"
@@ -432,7 +432,7 @@ assert pool.references == [1, 0, 0] and not pool.cached, "in use again"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 05.8.** A session needs a fresh block. Give it a free one; if there is none, **evict**: of the
+# **Exercise 05.8** (6 minutes). A session needs a fresh block. Give it a free one; if there is none, **evict**: of the
 # cached blocks, the one that has gone unused the longest. Its old name must be forgotten everywhere, or the
 # next prompt finds tokens that are no longer there. (There is always one of the two; the engine has made
 # sure.)
@@ -491,9 +491,9 @@ assert list(pool.name_of) == [new] and set(pool.block_of.values()) == {new}, (
 #     B is about to write: it takes block 5. A keeps [0, 3], B has [0, 5]: two users of 0, one of 3, one of 5
 #     returned: [(3, 5)], and the engine copies the two tokens of block 3 into block 5
 #
-# **Exercise 05.9.** Before a session writes, make its last block its own. `session.table` lists its blocks in
-# order, `session.tokens` its tokens. Nothing is to be done when the last block is full (the next token opens
-# a new one) or when nobody else holds it.
+# **Exercise 05.9** (6 minutes). Before a session writes, make its last block its own. `session.table` lists its blocks
+# in order, `session.tokens` its tokens. Nothing is to be done when the last block is full (the next token opens a new
+# one) or when nobody else holds it.
 
 
 # %% answer="05.9"
@@ -835,7 +835,7 @@ def attend(q, k, v):
 
 
 # %% [markdown]
-# **Exercise 05.10.** Join two stretches. Scores have no upper limit, and exp(12) is infinite in float16,
+# **Exercise 05.10** (6 minutes). Join two stretches. Scores have no upper limit, and exp(12) is infinite in float16,
 # exp(89) in float32: exponentiate a *difference*. That may be large as well, and infinite: a stretch can be
 # empty, its lse is then −∞, and the other one is the result. (1 ÷ (1 + exp(−x)) is `torch.sigmoid(x)`.)
 
@@ -890,8 +890,8 @@ assert (merge(ones, torch.zeros(2), zeros, nothing) - ones).abs().max() < 1e-3, 
 #
 # In the last line B0 meets the keys of head 1.
 #
-# **Exercise 05.11.** The cascade. The prefix is stored once, with a batch of 1. Make one call of it: [batch,
-# kv_heads, group, head_dim] becomes [1, kv_heads, batch · group, head_dim], with every row under its own KV
+# **Exercise 05.11** (8 minutes). The cascade. The prefix is stored once, with a batch of 1. Make one call of it:
+# [batch, kv_heads, group, head_dim] becomes [1, kv_heads, batch · group, head_dim], with every row under its own KV
 # head, and the result goes back into the order of `q`. Then attend to each session's own tokens, and merge.
 
 

@@ -47,8 +47,9 @@ estimates.Table(header, rows, "The last two have since been reported as fixed.")
 # stands for). A whole group of numbers shares one scale and one zero, and these are bytes too. **fp8** is a small
 # floating-point number of one byte.
 #
-# **Exercise 06.1.** Llama-3.1-8B has 32 layers, 8 KV heads and a head_dim of 128; in bfloat16 the cache takes
-# 131,072 bytes for each token. How many does it take under each of these schemes? Count K and V, scales and zeros.
+# **Exercise 06.1** (4 minutes). Llama-3.1-8B has 32 layers, 8 KV heads and a head_dim of 128; in bfloat16 the cache
+# takes 131,072 bytes for each token. How many does it take under each of these schemes? Count K and V, scales and
+# zeros.
 
 # %% answer="06.1"
 quantized_bytes = {  # bytes for one token, all layers
@@ -102,8 +103,8 @@ assert len(quantized_bytes) == 4, "four schemes"
 # | H100 | 4.37e-5 | 6.44 | 2.37e-5 | 6.58 |
 # | B200 | 1.80e-5 | 3.93 | 9.72e-6 | 3.96 |
 #
-# **Exercise 06.2.** From how many tokens of context on is fp8 the faster one? (The intercepts are rounded to 0.01
-# ms; an answer within that rounding is right.)
+# **Exercise 06.2** (4 minutes). From how many tokens of context on is fp8 the faster one? (The intercepts are rounded
+# to 0.01 ms; an answer within that rounding is right.)
 
 # %% answer="06.2"
 break_even_tokens = {"H100": None, "B200": None}  # tokens of context
@@ -139,7 +140,7 @@ assert abs(float(break_even_tokens["B200"]) - 3_623) < 1_220, "B200 is off"
 # The simplest quantiser is **symmetric**: 0 stays 0, the largest magnitude becomes ±127, and everything is rounded
 # to the nearest level between. For a cache the usual choice is one scale for each token and head.
 #
-# **Exercise 06.3.** Write it.
+# **Exercise 06.3** (5 minutes). Write it.
 
 
 # %% answer="06.3"
@@ -184,7 +185,7 @@ assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]]), rtol=1e-3), 
 # With only 16 levels every one counts, and keys are seldom centred on 0. An **asymmetric** quantiser spends its
 # levels between the smallest and the largest number: level 0 is the minimum, the top level the maximum.
 #
-# **Exercise 06.4.** Write it for any number of bits, along any dimension.
+# **Exercise 06.4** (6 minutes). Write it for any number of bits, along any dimension.
 
 
 # %% answer="06.4"
@@ -234,7 +235,7 @@ assert torch.allclose(zero.float(), torch.tensor([[-1.0], [5.0]]), rtol=1e-3), (
 # first half of a head's dims in the low nibbles and the second half in the high ones, so that a whole vector is
 # unpacked with one mask and one shift.
 #
-# **Exercise 06.5.** Pack them.
+# **Exercise 06.5** (6 minutes). Pack them.
 
 
 # %% answer="06.5"
@@ -311,8 +312,8 @@ _ = panels[0].set_ylabel("mean magnitude (model units)")
 # scale of its own and harms no other. Values stay per token. (KVQuant, too, quantises keys per channel, but *before*
 # rotation, which mixes pairs of channels.)
 #
-# **Exercise 06.6.** Write what such a cache gives back. `unflatten` splits a dimension: a tensor [b, h, t, d] with
-# `.unflatten(2, (-1, size))` becomes [b, h, t/size, size, d], and `.flatten(2, 3)` undoes it.
+# **Exercise 06.6** (6 minutes). Write what such a cache gives back. `unflatten` splits a dimension: a tensor [b, h, t,
+# d] with `.unflatten(2, (-1, size))` becomes [b, h, t/size, size, d], and `.flatten(2, 3)` undoes it.
 
 
 # %% answer="06.6"
@@ -368,8 +369,8 @@ assert min(gone) > 0.1, "2 bits have 4 levels: what lies between them is lost"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Exercise 06.7.** Now count for any scheme: `bits` for each number, and for each `group` of numbers `extra_bytes`,
-# scale and zero together. Your function is held against the tensors of real caches.
+# **Exercise 06.7** (4 minutes). Now count for any scheme: `bits` for each number, and for each `group` of numbers
+# `extra_bytes`, scale and zero together. Your function is held against the tensors of real caches.
 
 
 # %% answer="06.7"
@@ -668,8 +669,8 @@ estimates.report("06")
 # 8.0445e9 bytes of weights; each token adds 147,456 bytes of cache in bf16 and half of that in fp8. If time is bytes,
 # the bandwidth cancels.
 #
-# **Exercise 06.8.** By how many per cent do tokens per second rise with fp8, at 2,048 and at 32,768 tokens? (To two
-# decimals.)
+# **Exercise 06.8** (4 minutes). By how many per cent do tokens per second rise with fp8, at 2,048 and at 32,768
+# tokens? (To two decimals.)
 
 # %% answer="06.8"
 fp8_gain = {2_048: None, 32_768: None}  # % more tokens per second
@@ -732,9 +733,9 @@ _ = plots.prediction(
 # recount gave 6.7 to 9.7, depending on the size of its tiles.) A bf16 number is 2 bytes, and its kernel is limited by
 # them.
 #
-# **Exercise 06.9.** Attention over an int4 cache of 4.5 bits per number (16 levels, groups of 64, 2-byte scale and
-# zero), against bf16: how many times faster would it be if only bytes counted? And how many times at most, when
-# each number costs 7.7 instructions?
+# **Exercise 06.9** (6 minutes). Attention over an int4 cache of 4.5 bits per number (16 levels, groups of 64, 2-byte
+# scale and zero), against bf16: how many times faster would it be if only bytes counted? And how many times at most,
+# when each number costs 7.7 instructions?
 
 # %% answer="06.9"
 int4_speedup = {"by bytes": None, "by instructions": None}  # times faster than bf16

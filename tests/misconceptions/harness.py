@@ -161,6 +161,11 @@ def known(unit: Unit) -> tuple[dict, dict]:
     return module.WRONG, module.RIGHT
 
 
+def near(unit: Unit) -> dict:
+    """NEAR of tests/misconceptions/uNN.py: snippets that are refused although no known slip leads there."""
+    return getattr(importlib.import_module(f"tests.misconceptions.u{unit.number}"), "NEAR", {})
+
+
 def cleared(source: str) -> str:
     """`source` as a learner gets it: the solution region is one comment line."""
     return re.sub(

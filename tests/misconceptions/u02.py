@@ -162,9 +162,6 @@ WRONG = {
         (claim(batch_mha=139.0e9 / (30_000 * 2_621_440)), "doubles TPOT"),
         (claim(gqa=1.0707), "as well as the weights"),
         (claim(mha=1.566), "as well as the weights"),
-        (claim(gqa=1.06), "too low"),  # a growth of 6 % where 6.8 are right
-        (claim(gqa=1.079), "too high"),  # of 7.8 %
-        (claim(gqa=1.058), "too low"),
     ],
     "02.9": [
         (machine(rate="(139.0e9 + 30_000 * 327_680) / 0.120 / 1e12"), "reads all 31"),
@@ -220,3 +217,6 @@ RIGHT = {
     ],
     "02.9": [machine(), machine(3.7, "np.float64(6)"), machine("3.73", 6.0)],
 }
+
+# A growth of 6 or 7.9 % where it is 6.8: what is added to 1 counts, not the factor.
+NEAR = {"02.8": [claim(gqa=1.06), claim(gqa=1.079), claim(gqa=1.058)]}

@@ -57,7 +57,7 @@ WRONG = {
         (FACTORS.format('{"V3: MLA over MQA": 2.25}'), "below 1"),
     ],
     "03.3": [
-        (SAVED.format('{"both bfloat16": 93.3}'), "too high"),
+        (SAVED.format('{"both bfloat16": 93.3}'), "the claim itself"),
         (SAVED.format('{"both bfloat16": 0.8224}'), "per cent are asked for"),
         (SAVED.format('{"both bfloat16": 17.76}'), "what is left"),
         (SAVED.format('{"V2 at 6 bits": 91.12}'), "8 bits"),
