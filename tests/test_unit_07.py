@@ -309,9 +309,3 @@ def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws()
             assert text(before).splitlines()[-1].startswith("The folded cell draws"), text(before)
         elif kind(cell) == "measure":
             assert len([*filter(str.strip, text(cell).splitlines())]) <= 15, text(cell)
-
-
-def test_every_exercise_says_how_long_it_takes():
-    headings = re.findall(r"\*\*Exercise 07\.(\d)\*\* \((\d+) minutes\)", TEXT)
-    assert [number for number, _ in headings] == list("12345678")
-    assert sum(int(minutes) for _, minutes in headings) <= 65

@@ -9,7 +9,7 @@
 # You have the parts. Now there is a dashboard, a team with five weeks, and somebody who wants one page by
 # tonight. You diagnose in three acts: **what machine does this** (from two numbers), **which of six causes is
 # it** (from traces that look alike), **what do we ship** (when fixes overlap). The fourth act is the page.
-# (About 75 minutes.)
+# (About 95 minutes.)
 #
 # Below are six services with the same ticket: *tokens come too slowly*. Six different things are wrong with them, and
 # four of the curves look alike.

@@ -11,7 +11,7 @@
 # tokens, read in one piece, or in chunks of 64.
 #
 # You will predict the freeze and its cure, write the two decisions of a scheduler, and put real requests
-# through it. (About 65 minutes.)
+# through it. (About 75 minutes.)
 
 # %% tags=["parameters"]
 device = "auto"  # "cpu", "cuda", "mps"
