@@ -34,15 +34,15 @@ def theirs():
 
 def test_logits_and_greedy_text_equal_transformers(real, theirs):
     decoder, tokenizer = real
-    tokens = text.tokens(512, tokenizer)
+    tokens = text.tokens(256, tokenizer)
     with torch.inference_mode():
         expected = theirs(tokens[None]).logits[0]
-    actual = decoder.prefill(tokens[None], FullCache(decoder.geometry, 512), all_positions=True)[0]
+    actual = decoder.prefill(tokens[None], FullCache(decoder.geometry, 256), all_positions=True)[0]
     assert (actual - expected).abs().max() <= 1e-3
     reference = theirs.generate(
-        tokens[None, :128], max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+        tokens[None, :128], max_new_tokens=32, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    assert greedy(decoder, FullCache(decoder.geometry, 256), tokens[:128], 64) == reference[0, 128:].tolist()
+    assert greedy(decoder, FullCache(decoder.geometry, 256), tokens[:128], 32) == reference[0, 128:].tolist()
 
 
 def test_the_cache_changes_no_token(real):
@@ -66,11 +66,11 @@ def test_tokenizer_equals_transformers(real):
 
 def test_the_model_has_learned_the_language(real):
     decoder, tokenizer = real
-    tokens = text.tokens(700, tokenizer)
-    cache = FullCache(decoder.geometry, 700)
+    tokens = text.tokens(420, tokenizer)
+    cache = FullCache(decoder.geometry, 420)
     assert perplexity(decoder, cache, tokens, skip=200) < 20  # 49,152 for a model that knows nothing
-    chunked = losses(decoder, FullCache(decoder.geometry, 700), tokens[:300], chunk=37)
-    whole = losses(decoder, FullCache(decoder.geometry, 700), tokens[:300], chunk=1000)
+    chunked = losses(decoder, FullCache(decoder.geometry, 200), tokens[:200], chunk=37)
+    whole = losses(decoder, FullCache(decoder.geometry, 200), tokens[:200], chunk=1000)
     torch.testing.assert_close(chunked, whole, atol=1e-3, rtol=1e-3)
     with pytest.raises(ValueError, match="nothing to measure"):
         perplexity(decoder, cache, tokens[:201], skip=200)

@@ -1,6 +1,6 @@
 """`make test`, and what CI runs: the whole proof that the course holds together, with the time of each stage.
 
-lint · pytest · committed notebooks are what would be built · every solution runs · nbgrader gives every reference
+lint and committed notebooks as built · pytest · every solution runs · nbgrader gives every reference
 solution full marks on each graded cell and every untouched notebook 0. With --all (`make test-all`) also: the site,
 made of what has just run · its pages in a browser.
 """
@@ -13,24 +13,33 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import build, course
+from tools import course
 from tools.grading import Grader, Result
 from tools.units import ROOT, CourseError, find
 
 PYTEST_WORKERS = "2"
 
 
-def lint() -> list[tuple[str, bool]]:
-    """ruff over everything that is tracked, its rules and its layout; mypy over helpers/ and tools/."""
+def static() -> list[tuple[str, bool]]:
+    """What needs no model, side by side: ruff, mypy, and notebooks that are byte for byte as built."""
     commands = {
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy"],
+        "notebooks are up to date": ["tools.build", "--check"],
     }
-    return [
-        (name, subprocess.run([sys.executable, "-m", *words], cwd=ROOT).returncode == 0)
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for name, words in commands.items()
-    ]
+    }
+    checks = []
+    for name, process in running.items():
+        said, _ = process.communicate()
+        print(f"{name}: {said.strip()}", flush=True)
+        checks.append((name, process.returncode == 0))
+    return checks
 
 
 def tests() -> list[tuple[str, bool]]:
@@ -40,11 +49,6 @@ def tests() -> list[tuple[str, bool]]:
     alone = subprocess.run([*command, "-m", "clock"], cwd=ROOT)
     # 5: no test carries the mark, which is no failure.
     return [("pytest", parallel.returncode == 0), ("pytest, alone on the machine", alone.returncode in (0, 5))]
-
-
-def notebooks() -> list[tuple[str, bool]]:
-    """The committed notebooks are byte for byte what `make notebooks` writes."""
-    return [("notebooks are up to date", build.main(["--check"]) == 0)]
 
 
 def executed() -> list[tuple[str, bool]]:
@@ -106,8 +110,7 @@ def _score(result: Result) -> str:
 
 
 STAGES: dict[str, Callable[[], list[tuple[str, bool]]]] = {
-    "lint": lint,
-    "notebooks": notebooks,
+    "static": static,
     "tests": tests,
     "executed": executed,
     "graded": graded,
