@@ -9,22 +9,25 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.units import ROOT, CourseError, Unit, find
 
 ERROR_LINES = 12
+SLOWEST = 3  # cells of a unit that the table names
+MOST_BYTES = 4e9  # a quick run's peak: what README.md promises
 
 
 @dataclass(frozen=True)
 class Run:
-    """How one unit's solution ran; `error` is empty when every cell did."""
+    """How one unit's solution ran; `error` is empty when every cell did. `slowest`: (seconds, first line) of cells."""
 
     unit: str
     seconds: float
     peak_bytes: int
     error: str = ""
+    slowest: list[tuple[float, str]] = field(default_factory=list)
 
 
 def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
@@ -47,24 +50,38 @@ def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
     seconds = time.monotonic() - start
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     error = "" if process.returncode == 0 else _first_error(output) or written.strip()[-2000:] or "papermill failed"
-    return Run(unit.name, seconds, peak, error)
+    return Run(unit.name, seconds, peak, error, _slowest(output))
 
 
 def table(runs: list[Run]) -> str:
-    """Unit, seconds, peak memory and status, a line each."""
+    """Unit, seconds, peak memory and status, a line each, and below it the cells that took longest."""
     lines = [f"{'unit':<24} {'seconds':>8} {'peak GB':>8}  status"]
     for r in runs:
         lines.append(f"{r.unit:<24} {r.seconds:>8.1f} {r.peak_bytes / 1e9:>8.2f}  {'FAILED' if r.error else 'ok'}")
+        lines += [f"  {seconds:>30.1f}           {line}" for seconds, line in r.slowest]
     lines.append(f"{'all':<24} {sum(r.seconds for r in runs):>8.1f} {max(r.peak_bytes for r in runs) / 1e9:>8.2f}")
     return "\n".join(lines)
 
 
-def _first_error(output: Path) -> str:
+def _cells(output: Path) -> list[dict]:
     try:
-        cells = json.loads(output.read_text(encoding="utf-8"))["cells"]
+        return json.loads(output.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError):
-        return ""
-    for cell in cells:
+        return []
+
+
+def _slowest(output: Path) -> list[tuple[float, str]]:
+    """Of the executed cells, by the seconds that papermill noted; those of a second or more."""
+    took = []
+    for cell in _cells(output):
+        seconds = cell["metadata"].get("papermill", {}).get("duration") or 0.0
+        code = [line for line in "".join(cell["source"]).splitlines() if line and not line.startswith(("#", "from "))]
+        took.append((seconds, f"{cell.get('id')}: {code[0][:60] if code else ''}"))
+    return sorted((one for one in took if one[0] >= 1), reverse=True)[:SLOWEST]
+
+
+def _first_error(output: Path) -> str:
+    for cell in _cells(output):
         for result in cell.get("outputs", []):
             if result["output_type"] == "error":
                 lines = "\n".join(result["traceback"]).splitlines()[-ERROR_LINES:]

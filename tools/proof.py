@@ -52,14 +52,17 @@ def tests() -> list[tuple[str, bool]]:
 
 
 def executed() -> list[tuple[str, bool]]:
-    """Every solution runs from top to bottom at the quick budget."""
+    """Every solution runs from top to bottom at the quick budget, in the memory that the course promises."""
     runs = []
     for unit in find():
         runs.append(course.run(unit, "quick"))
         print(f"{unit.name}: {runs[-1].seconds:.0f} s" + (f"\n{runs[-1].error}" if runs[-1].error else ""), flush=True)
     if runs:
         print(course.table(runs))
-    return [(f"{r.unit} runs", not r.error) for r in runs]
+    return [
+        (f"{r.unit} runs in {course.MOST_BYTES / 1e9:.0f} GB", not r.error and r.peak_bytes < course.MOST_BYTES)
+        for r in runs
+    ]
 
 
 def graded() -> list[tuple[str, bool]]:

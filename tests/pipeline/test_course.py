@@ -25,6 +25,21 @@ def test_runs_apart_from_the_source_with_the_budget_given(built, tmp_path, capsy
     assert 0.02 < float(said[-2].split()[2]) < 8, "peak memory in GB is the kernel's"
 
 
+def test_the_table_names_the_slowest_cells(tmp_path):
+    durations = (0.2, 7.0, 1.5, None, 3.0, 2.0)
+    cells = [
+        {"id": f"02-{i}", "metadata": {"papermill": {"duration": seconds}}, "source": [f"# why\n\nstep_{i}()\n"]}
+        for i, seconds in enumerate(durations)
+    ]
+    output = tmp_path / "run.ipynb"
+    output.write_text(json.dumps({"cells": cells}))
+    slowest = course._slowest(output)
+    assert slowest == [(7.0, "02-1: step_1()"), (3.0, "02-4: step_4()"), (2.0, "02-5: step_5()")]
+    assert course._slowest(tmp_path / "none.ipynb") == []
+    said = course.table([course.Run("02-growing-cache", 20, int(3e9), "", slowest)])
+    assert "7.0           02-1: step_1()" in said and said.splitlines()[1].split()[-1] == "ok"
+
+
 def test_an_error_is_shown_with_its_cell_and_exit_1(built, tmp_path, capsys):
     root = tmp_path / "course"
     shutil.copytree(built, root)
