@@ -68,6 +68,23 @@ def test_steps_of_several_tokens_are_taken_at_their_context():
             torch.testing.assert_close(step(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_answers_beside_a_chunk_stand_against_one_after_the_other():
+    timed = {("mixed", 16): milliseconds(15), ("apart", 16): milliseconds(20), ("ours", 4, 16): milliseconds(9)}
+    [made] = bench.mixed_rows(timed)
+    assert made["name"] == "batch 4 beside a chunk of 16" and made["value"] == pytest.approx(15)
+    assert made["against"]["one after the other"]["ratio"] == pytest.approx(0.75)
+
+
+def test_both_ways_of_a_mixed_batch_say_the_same_each_time():
+    steps = bench.mixed_steps(Decoder(SMALL), held=20, chunks=(4, 11))
+    assert set(steps) == {(way, chunk) for way in ("mixed", "apart") for chunk in (4, 11)}
+    for chunk in (4, 11):
+        for _ in range(2):
+            joint, apart = steps["mixed", chunk](), steps["apart", chunk]()
+            for a, b in zip(joint, apart, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
 def test_quantised_attention_stands_against_the_float32_cache():
     timed = {("MHA", "float32"): milliseconds(9), ("MHA", "int8"): milliseconds(3)}
     plain, int8 = bench.attention_rows(timed, {("MHA", "float32"): 3e8, ("MHA", "int8"): 8e7}, 50e9)

@@ -176,6 +176,18 @@ def test_a_stop_token_ends_an_answer_and_the_others_go_on():
     assert run(stop=stop) == [first[: first.index(stop)], second]
 
 
+def test_prompts_that_the_cache_holds_are_not_read_again():
+    """Cut back to its prompts, less their last tokens, a cache answers as before."""
+    decoder, prompts = exact(KEYS), [[1, 2, 3, 1, 2], [4, 5, 4]]
+    cache = FullCache(KEYS, CAPACITY, batch=2, dtype=torch.float64, backend="reference")
+    first = generate(decoder, cache, prompts, 10, 4)
+    for i, prompt in enumerate(prompts):
+        cache.truncate(i, len(prompt) - 1)
+    assert generate(decoder, cache, prompts, 10, 4, cached=True) == first
+    with pytest.raises(ValueError, match="each prompt but its last token"):
+        generate(decoder, cache, prompts, 10, 4, cached=True)
+
+
 def test_what_the_cache_holds_afterwards_is_the_answer():
     """Rolled back: another question to it is answered as if nothing had ever been drafted."""
     decoder, prompts = exact(KEYS), [[1, 2, 3], [4, 5, 6, 7, 8]]

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from helpers import kernels
-from helpers.caches import FullCache
+from helpers.caches import BlockPool, FullCache, PagedCache
 from helpers.clock import devices, sweeps, timing
 from helpers.kernels import quantize
 from helpers.models import geometry
@@ -32,7 +32,13 @@ from tools import bench_peers
 MODEL = "SmolLM2-135M"
 BATCHES = (1, 4)
 TOKENS, TOKENS_CONTEXTS = (1, 2, 4, 8), (16, 1024, 8192)  # newest tokens of a step, as in the verification of drafts
+ANSWERS, HELD, CHUNKS = (
+    4,
+    1024,
+    (4, 16, 64, 256),
+)  # answers beside a chunk of so many tokens, and what each has behind it
 PEERS = ("transformers", "llama.cpp")
+BLOCK = 16  # tokens
 ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds
 ATTENTION_FORMS = {"MHA": 1, "GQA-4": 4}  # query heads a KV head
 LEAD_IN_SECONDS = 0.02  # until the threads of the engine before have gone to sleep
@@ -82,6 +88,15 @@ def tokens_rows(timed: Mapping) -> list[dict]:
         against = {"as many single steps": tokens * timed["ours", 1, context].ms}
         name = f"step of {tokens} token{'s' * (tokens > 1)}, batch 1, context {context:,}"
         rows.append(row(name, timed["tokens", tokens, context].ms, "ms", against))
+    return rows
+
+
+def mixed_rows(timed: Mapping) -> list[dict]:
+    """A row for each ("mixed", chunk) in `timed`: answers and chunk in one pass, against ("apart", chunk) in two."""
+    rows = []
+    for chunk in (key[1] for key in timed if key[0] == "mixed"):
+        against = {"one after the other": timed["apart", chunk].ms}
+        rows.append(row(f"batch {ANSWERS} beside a chunk of {chunk}", timed["mixed", chunk].ms, "ms", against))
     return rows
 
 
@@ -143,6 +158,33 @@ def tokens_steps(decoder: Decoder, contexts: Sequence[int]) -> dict:
     }
 
 
+def mixed_steps(decoder: Decoder, held: int = HELD, chunks: Sequence[int] = CHUNKS) -> dict:
+    """Steps by ("mixed", chunk) and ("apart", chunk) over one pool: `ANSWERS` sessions grow by a token, and one more
+    reads a chunk of its prompt; each has `held` tokens behind it."""
+    blocks = -(-(held + max(chunks)) // BLOCK)
+    pool = BlockPool(decoder.geometry, (ANSWERS + 1) * blocks, BLOCK, blocks * BLOCK)
+    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(ANSWERS + 1)]
+    answers, prompt = PagedCache(pool, tables[:-1], held), PagedCache(pool, tables[-1:], held)
+    newest = torch.zeros(ANSWERS, 1, dtype=torch.long)
+
+    def mixed(piece: torch.Tensor) -> list[torch.Tensor]:
+        answers.rewind(held)
+        prompt.rewind(held)
+        return decoder.mixed([(newest, answers), (piece, prompt)])
+
+    def apart(piece: torch.Tensor) -> list[torch.Tensor]:
+        answers.rewind(held)
+        prompt.rewind(held)
+        return [decoder.decode(newest[:, 0], answers), decoder.prefill(piece, prompt)]
+
+    pieces = {chunk: torch.zeros(1, chunk, dtype=torch.long) for chunk in chunks}
+    return {
+        (way.__name__, chunk): functools.partial(way, piece)
+        for chunk, piece in pieces.items()
+        for way in (mixed, apart)
+    }
+
+
 def attention_steps(tokens: int = ATTENTION_TOKENS, layers: int = ATTENTION_LAYERS) -> tuple[dict, dict]:
     """Steps by (form, precision), each over `layers` layers, and the bytes of cache that each reads."""
     cpu = kernels.select("cpu")
@@ -183,11 +225,12 @@ def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
     decoder = Decoder(geometry.get(MODEL))
     steps, step_bytes = decode_steps(decoder, contexts)
     several = tokens_steps(decoder, [context for context in TOKENS_CONTEXTS if context in contexts])
+    beside = mixed_steps(decoder)
     attention, attention_bytes = attention_steps()
     reading, read = devices.read_step(torch.device("cpu"))
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
-    everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **several, **attention}
+    everything = {READ: reading, MATMUL: lambda: a @ b, **steps, **several, **beside, **attention}
     timed = timing.Clock("cpu").sweep(everything, seconds, label="bench", lead_in_seconds=LEAD_IN_SECONDS)
     rate = read / timed[READ].median
     rows = [
@@ -195,6 +238,7 @@ def measure(contexts: Sequence[int], seconds: float) -> list[dict]:
         row(MATMUL, 2 * size**3 / timed[MATMUL].median / 1e9, "GFLOP/s"),
         *decode_rows(timed, step_bytes, rate, PEERS),
         *tokens_rows(timed),
+        *mixed_rows(timed),
         *attention_rows(timed, attention_bytes, rate),
     ]
     busy = [str(key) for key, each in timed.items() if each.verdict == "busy"]

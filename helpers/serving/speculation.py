@@ -174,6 +174,7 @@ def generate(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
     stop: int | None = None,
+    cached: bool = False,
 ) -> list[Answer]:
     """`count` new tokens for each prompt, up to k of them drafted and checked in each step.
 
@@ -187,10 +188,11 @@ def generate(
         temperature: 0 takes the most likely token; above it, tokens are drawn from softmax(logits / temperature).
         generator: on the CPU, for drawing.
         stop: a token id that ends an answer early; it is not returned.
+        cached: the cache holds the prompts already, all but the last token of each: nothing is left to read.
 
     Raises:
-        ValueError: an empty prompt, another number of prompts than the cache has sequences, a negative temperature, or
-            a cache that cannot take tokens back.
+        ValueError: an empty prompt, another number of prompts than the cache has sequences, a negative temperature, a
+            cache that cannot take tokens back, or one that is said to be `cached` and holds other lengths.
         CacheFull: a sequence does not fit.
     """
     check_int("generate", "count", count, minimum=1)
@@ -201,7 +203,12 @@ def generate(
         raise ValueError(f"temperature must be 0 or more, not {temperature}")
     histories = [list(prompt) for prompt in prompts]
     answers = [Answer() for _ in prompts]
-    _read(decoder, cache, histories)
+    if not cached:
+        _read(decoder, cache, histories)
+    elif cache.lengths != [len(prompt) - 1 for prompt in prompts]:
+        raise ValueError(
+            f"cached: the cache holds {cache.lengths} tokens; it has to hold each prompt but its last token"
+        )
     while not all(answer.done for answer in answers):
         guesses = []
         for history, answer in zip(histories, answers, strict=True):
