@@ -38,7 +38,7 @@ help:
 	@echo "make clean      remove build/ and .venv*/, never work/"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[test]"
+	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[home,test]"
 	@echo "Compiling the CPU kernels, once …"
 	@$(VENV)/bin/python -c "from helpers.kernels import cpu; cpu.warm_up()"
 	@touch $@

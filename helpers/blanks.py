@@ -7,6 +7,7 @@ lab` has every kernel do so from its start, so that it also works after a restar
 
 import ast
 import dis
+import os
 import re
 import types
 from pathlib import Path
@@ -86,9 +87,10 @@ def load_ipython_extension(shell) -> None:
 
 def _show(shell, kind, error, trace, tb_offset=None) -> None:
     why = None
-    folder = re.match(r"(\d\d)-", Path.cwd().name)
-    if folder and not isinstance(error, Friendly):
-        why = reason(error, shell.user_ns["_ih"][-1], shell.user_ns, folder[1])
+    # Where helpers.hosted prepared the machine, a notebook does not lie in its unit's folder.
+    unit = re.match(r"\d\d(?=-|$)", os.environ.get("COURSE_UNIT") or Path.cwd().name)
+    if unit and not isinstance(error, Friendly):
+        why = reason(error, shell.user_ns["_ih"][-1], shell.user_ns, unit[0])
     if why is None:
         shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
     else:

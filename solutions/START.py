@@ -9,7 +9,7 @@
 # long as the bytes it must stream: the weights, which stay the same, and the KV cache, which grows with every token
 # of every session.**
 #
-# **Begin here:** [00 · A clock you can trust](00-clock/00-clock.ipynb). Its third code cell draws your own machine
+# **Begin here:** [00 · A clock you can trust](00-clock/00-clock.ipynb). Its first picture is your own machine
 # slowing down, before any exercise.
 #
 # ## Where you are

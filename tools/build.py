@@ -1,4 +1,5 @@
-"""`make notebooks`: percent source → solution notebook → what nbgrader releases from it → notebooks/; hints → helpers/.
+"""`make notebooks`: percent source → solution notebook → what nbgrader releases from it → notebooks/; hints → helpers/;
+badges → README.md.
 
     python -m tools.build            all units, written where they differ
     python -m tools.build 02         one unit
@@ -18,6 +19,7 @@ from pathlib import Path
 from nbgrader.apps.api import NbGraderAPI
 
 from tools import frame, hints
+from tools.fetching import fetching, with_badges
 from tools.problems import release_problems, source_problems
 from tools.source import solution_notebook
 from tools.units import ROOT, CourseError, Unit, find, nbgrader_config, notebook_text, write_whole
@@ -30,8 +32,9 @@ def build(unit: Unit) -> dict[Path, bytes]:
 
     Raises `CourseError` with one line per problem of the source.
     """
-    solution = solution_notebook(unit)
-    _raise(unit, source_problems(unit.number, solution))
+    written = solution_notebook(unit)
+    _raise(unit, source_problems(unit.number, written))
+    solution = fetching(written, unit.root, unit.release.relative_to(unit.root).as_posix(), unit.number)
     files = {unit.solution: notebook_text(solution).encode()}
     (unit.root / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=unit.root / "build", prefix="release-") as workshop:
@@ -51,7 +54,7 @@ def build(unit: Unit) -> dict[Path, bytes]:
     notebook = json.loads(files[unit.release])
     _raise(unit, release_problems(solution, notebook))
     files[unit.release] = notebook_text(notebook).encode()
-    files[unit.hints] = hints.to_text(hints.extract(solution)).encode()
+    files[unit.hints] = hints.to_text(hints.extract(written)).encode()
     return files
 
 
@@ -99,13 +102,17 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         print(error)
         return 1
     if start is not None:
-        built[root / "notebooks" / "START.ipynb"] = notebook_text(start).encode()
+        path = "notebooks/START.ipynb"
+        built[root / path] = notebook_text(fetching(start, root, path)).encode()
     for unit in units:
         try:
             built |= build(unit)
         except (CourseError, UnicodeDecodeError) as error:
             broken.append(unit.name)
             print(f"error: {error}")
+    readme = root / "README.md"
+    if readme.exists():
+        built[readme] = with_badges(readme.read_text(encoding="utf-8"), find(root)).encode()
     differing = [p for p, content in built.items() if not p.exists() or p.read_bytes() != content]
     stale = [] if options.units else leftovers(root, units, built)
     for path in differing + stale:

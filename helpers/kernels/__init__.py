@@ -146,7 +146,13 @@ def _since(device, capability: tuple[int, int]) -> bool:
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
     if device.type == "cpu":
-        return "cpu" if dtype in (None, torch.float32) else _fall_back(f"there are no tuned CPU kernels for {dtype}")
+        if dtype not in (None, torch.float32):
+            return _fall_back(f"there are no tuned CPU kernels for {dtype}")
+        try:
+            importlib.import_module("helpers.kernels.cpu")
+        except ImportError as error:  # also where numba is there and does not know this numpy or this Python
+            return _fall_back(f"the compiled CPU kernels need numba ({error})")
+        return "cpu"
     if device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
         if found >= TRITON_CAPABILITY and _importable("triton"):

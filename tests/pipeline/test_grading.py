@@ -72,7 +72,7 @@ def test_submissions_to_csv_names_all_that_need_a_human(course, tmp_path, capsys
     hand_in(folder, "killed", answered(course, {"answer-77-1": "import os\nos._exit(1)"}))
     hand_in(folder, "renamed", changed(rename))
     hand_in(folder, "stripped", changed(lambda n: [c.update(metadata={}) for c in n["cells"]]))
-    hand_in(folder, "pasted twice", changed(lambda n: n["cells"].append({**n["cells"][3], "id": "of-the-copy"})))
+    hand_in(folder, "pasted twice", changed(lambda n: n["cells"].append({**n["cells"][4], "id": "of-the-copy"})))
     hand_in(folder, "broken", "{not json")
     (folder / "misnamed").mkdir()
     (folder / "misnamed" / "77-final (2).ipynb").write_text("{}")

@@ -44,13 +44,13 @@ def test_a_plain_submission_keeps_its_answers_and_loses_what_is_not_run(handed_i
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_encodings(handed_in, release, encoding):
-    handed_in["cells"][3]["source"] += "  # größer"
+    handed_in["cells"][4]["source"] += "  # größer"
     content = json.dumps(handed_in, ensure_ascii=False).encode(encoding)
     assert mended(content, release)[1]["answer-77-1"].endswith("größer")
 
 
 def test_windows_1252_is_said(handed_in, release):
-    handed_in["cells"][3]["source"] += "  # größer"
+    handed_in["cells"][4]["source"] += "  # größer"
     _, sources, notes = mended(json.dumps(handed_in, ensure_ascii=False).encode("cp1252"), release)
     assert sources["answer-77-1"].endswith("größer") and notes == ["read as Windows-1252"]
 
@@ -64,6 +64,44 @@ def test_notebook_format_3(handed_in, release):
     order, sources, notes = mended(old, release)
     assert [i for i in order if not i.startswith("own-")] == ORDER
     assert sources["answer-77-2"] == RIGHT["answer-77-2"] and notes == ["converted from notebook format 3"]
+
+
+def saved_by(service, notebook):
+    """As Colab and Kaggle write a notebook: their own ids, notes and format number, and outputs of every cell."""
+    notebook |= {"nbformat": 4, "nbformat_minor": 0 if service == "Colab" else 4}
+    for number, cell in enumerate(notebook["cells"]):
+        del cell["id"]
+        if service == "Colab":
+            cell["metadata"] |= {
+                "id": f"Xy{number}",
+                "outputId": "a0-b1",
+                "colab": {"base_uri": "https://localhost:8080/"},
+            }
+        else:
+            cell |= {"metadata": cell["metadata"] | {"trusted": True, "_uuid": f"{number:032d}", "execution": {}}}
+        if cell["cell_type"] == "code":
+            cell |= {
+                "execution_count": number,
+                "outputs": [{"output_type": "stream", "name": "stdout", "text": "Ready."}],
+            }
+    if service == "Colab":
+        notebook["metadata"] |= {"colab": {"provenance": [], "gpuType": "T4"}, "accelerator": "GPU"}
+    else:
+        notebook["metadata"] |= {"kaggle": {"accelerator": "nvidiaTeslaT4", "isInternetEnabled": True}}
+    return notebook
+
+
+@pytest.mark.parametrize("service", ["Colab", "Kaggle"])
+def test_saved_on_somebody_elses_machine(handed_in, release, service):
+    """Nothing is in doubt, and the cell that fetches the course is not run again, whatever was written into it."""
+    fetch = next(c for c in handed_in["cells"] if c["id"] == f"{UNIT}-fetch")
+    fetch["source"] = text(fetch).replace('COURSE, RELEASE = "', 'COURSE, RELEASE = "https://github.com/a/fork')
+    order, sources, notes = mended(saved_by(service, handed_in), release)
+    assert [name for name in order if not name.startswith("own-")] == ORDER and notes == []
+    assert sources["answer-77-2"] == RIGHT["answer-77-2"]
+    repaired, _ = repair(json.dumps(handed_in).encode(), release)
+    cells = [cell for cell in repaired["cells"] if "hosted.prepare" in text(cell)]
+    assert all("measure" in cell["metadata"]["tags"] for cell in cells)
 
 
 @pytest.mark.parametrize("lost", ["metadata", "ids", "both"])
@@ -89,10 +127,10 @@ def test_set_up_that_was_moved_or_deleted_stands_before_what_needs_it(handed_in,
 
 def test_own_cells_run_where_they_stand_and_edited_tests_do_not_count(handed_in, release):
     own = {"cell_type": "code", "metadata": {}, "source": "half = 23_040", "outputs": [], "execution_count": 1}
-    handed_in["cells"].insert(3, own)
+    handed_in["cells"].insert(4, own)
     next(c for c in handed_in["cells"] if c.get("id") == "test-77-1")["source"] = "pass"
     order, sources, _ = mended(handed_in, release)
-    assert order == [*ORDER[:2], "own-0003", *ORDER[2:]]
+    assert order == [*ORDER[:2], "own-0004", *ORDER[2:]]
     assert "check.grade" in sources["test-77-1"]
 
 
@@ -117,8 +155,8 @@ def test_a_cell_that_was_pasted_twice_counts_once(handed_in, release, copied):
 
 def test_a_cell_that_was_split_runs_in_both_parts(handed_in, release):
     copy_of(handed_in, "answer-77-1")
-    handed_in["cells"][3]["source"] = "half = 23_040"
-    handed_in["cells"][4]["source"] = "kv_bytes = 2 * half"
+    handed_in["cells"][4]["source"] = "half = 23_040"
+    handed_in["cells"][5]["source"] = "kv_bytes = 2 * half"
     order, sources, _ = mended(handed_in, release)
     assert [sources[i] for i in order if i.startswith("own-")] == ["half = 23_040"]
     assert sources["answer-77-1"] == "kv_bytes = 2 * half"
@@ -131,10 +169,10 @@ def test_two_different_answers_need_a_human(handed_in, release):
 
 
 MALFORMED = [
-    lambda n: n["cells"][3]["metadata"].update(nbgrader=None),
-    lambda n: n["cells"][3].update(metadata=[]),
-    lambda n: n["cells"][3]["metadata"]["nbgrader"].update(grade_id=["answer-77-1"]),
-    lambda n: n["cells"][3].update(metadata=None, id="answer-77-1"),
+    lambda n: n["cells"][4]["metadata"].update(nbgrader=None),
+    lambda n: n["cells"][4].update(metadata=[]),
+    lambda n: n["cells"][4]["metadata"]["nbgrader"].update(grade_id=["answer-77-1"]),
+    lambda n: n["cells"][4].update(metadata=None, id="answer-77-1"),
     lambda n: n["cells"].extend([None, 3, "text", [], {}]),
     lambda n: n["cells"].append({"cell_type": "code", "source": "x = '\ud800'"}),
     lambda n: n["cells"].append({"cell_type": 7, "source": {"a": 1}, "metadata": {"tags": "measure"}}),

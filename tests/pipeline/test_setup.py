@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED_BY_MAKE = [*PROJECT["dependencies"], *EXTRAS["home"], *EXTRAS["test"]]
+
+
 def plain(name):
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name).group()).lower()
 
@@ -30,13 +34,15 @@ def test_environment_yml_is_the_same_environment():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     python, pip, packages = environment["dependencies"]
     assert environment["name"] == PROJECT["name"]
-    assert pip == "pip" and packages == {"pip": ["-c constraints.txt", "-e ."]}
+    assert pip == "pip" and packages == {"pip": ["-c constraints.txt", "-e .[home]"]}
+    promised = {plain(requirement) for requirement in [*PROJECT["dependencies"], *EXTRAS["home"]]}
+    assert promised >= {"jupyterlab", "torch", "numpy", "matplotlib", "nbgrader", "papermill"}
     low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()
     assert int(low) <= int(python.removeprefix("python=3.")) < int(high)
 
 
 def test_every_requirement_is_pinned_and_within_its_range():
-    for requirement in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]:
+    for requirement in INSTALLED_BY_MAKE:
         assert plain(requirement) in PINS, f"{requirement} has no line in constraints.txt"
         version = [int(n) for n in re.findall(r"\d+", PINS[plain(requirement)])]
         for operator, bound in re.findall(r"(>=|<)([\d.]+)", requirement.split(";")[0]):
@@ -46,7 +52,7 @@ def test_every_requirement_is_pinned_and_within_its_range():
 
 def test_what_is_installed_and_needed_is_pinned():
     """Walks from this project's own requirements, so that what else a developer installed does not count."""
-    todo = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    todo = list(INSTALLED_BY_MAKE)
     seen, unpinned = set(), set()
     while todo:
         requirement = Requirement(todo.pop())

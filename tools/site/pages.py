@@ -23,10 +23,11 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 def joined(unit: Unit) -> list[dict]:
     """The cells of the learner's notebook, each with what the solution's cell of the same id printed and drew.
 
-    The solution has to have run: `is_current`.
+    The solution has to have run: `is_current`. Cells tagged "remove-cell", as Jupyter Book calls it, are left out.
     """
     ran = {cell.get("id"): cell for cell in _executed(unit)}
     cells = json.loads(unit.release.read_text(encoding="utf-8"))["cells"]
+    cells = [cell for cell in cells if "remove-cell" not in cell["metadata"].get("tags", [])]
     for cell in cells:
         if cell["cell_type"] == "code":
             cell["outputs"] = [] if OWN.search(text(cell)) else ran[cell["id"]]["outputs"]
