@@ -30,7 +30,7 @@ help:
 	@echo "make exercises  build docs/exercises.md: all exercises and what goes wrong"
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
 	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
-	@echo "make test-all   the same, and the site with each of its pages in a browser"
+	@echo "make test-all   the same, the site in a browser, and a class on a hub"
 	@echo "make site       the course as static pages in build/site/"
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""

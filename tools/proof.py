@@ -2,7 +2,7 @@
 
 lint and committed notebooks as built · pytest · every solution runs · nbgrader gives every reference
 solution full marks on each graded cell and every untouched notebook 0. With --all (`make test-all`) also: the site,
-made of what has just run · its pages in a browser.
+made of what has just run · its pages in a browser · a class on a hub.
 """
 
 import argparse
@@ -104,6 +104,11 @@ def browser() -> list[tuple[str, bool]]:
     return [("in a browser", _pytest("tests/browser"))]
 
 
+def hub() -> list[tuple[str, bool]]:
+    """A class on a real JupyterHub; skipped, with the reason, where a piece is missing."""
+    return [("on a hub", _pytest("tests/hub"))]
+
+
 def _pytest(folder: str) -> bool:
     return subprocess.run([sys.executable, "-m", "pytest", "-rs", folder], cwd=ROOT).returncode == 0
 
@@ -118,7 +123,7 @@ STAGES: dict[str, Callable[[], list[tuple[str, bool]]]] = {
     "executed": executed,
     "graded": graded,
 }
-BEYOND: dict[str, Callable[[], list[tuple[str, bool]]]] = {"site": site, "browser": browser}
+BEYOND: dict[str, Callable[[], list[tuple[str, bool]]]] = {"site": site, "browser": browser, "hub": hub}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = STAGES | BEYOND
     usual = f"any of: {', '.join(known)}; without --all the first {len(STAGES)} by default"
     parser.add_argument("stages", nargs="*", choices=[[], *known], help=usual)
-    parser.add_argument("--all", action="store_true", help="also the site, in a browser")
+    parser.add_argument("--all", action="store_true", help="also the site in a browser, and a hub")
     options = parser.parse_args(arguments)
     checks, times = [], []
     for name in options.stages or (known if options.all else STAGES):
