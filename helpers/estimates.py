@@ -194,7 +194,10 @@ def calibration() -> list[Estimate]:
 
 
 def report(number: str) -> Table:
-    """The table of unit `number` ("02"): predicted, measured, how far apart, and the name of the residual."""
+    """The table of unit `number` ("02"): predicted, measured, how far apart, and the name of the residual.
+
+    What was measured on a busy machine has no residual to explain.
+    """
     rows, hindsight = [], False
     for row in estimates(number):
         gap = "" if math.isnan(row.ratio) else f"{100 * (row.ratio - 1):+.0f} %"
@@ -208,7 +211,7 @@ def report(number: str) -> Table:
                 row.unit,
                 gap,
                 row.source,
-                row.residual,
+                row.residual if row.verdict == "ok" else f"{row.verdict}: measure again, then explain",
             ]
         )
     columns = ["quantity", "predicted", "measured", "unit", "measured ÷ predicted − 1", "source", "residual"]

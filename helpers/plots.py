@@ -253,7 +253,8 @@ def bars(
                 fontsize=8.5,
             )
     ax.set_xticks(places, labels)
-    ax.margins(y=0.12)
+    ax.margins(y=0.12 if len(series) == 1 else 0.25)  # room for the values, and for a legend
+    ax.yaxis.set_major_formatter(FuncFormatter(_plain))
     _legend(ax)
     return ax
 
@@ -374,15 +375,22 @@ def _scales(ax: Axes, x, xlog: bool, ylog: bool, zero: bool) -> None:
     if xlog:
         ax.set_xscale("log", base=2)
         ax.set_xticks(list(x))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        ax.xaxis.set_major_formatter(FuncFormatter(_plain))
         ax.xaxis.set_minor_formatter(NullFormatter())
     else:
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     if ylog:
         _log(ax, "y")
-    elif zero:
+        return
+    ax.yaxis.set_major_formatter(FuncFormatter(_plain))
+    if zero:
         ax.autoscale(axis="y")
         ax.set_ylim(bottom=0, auto=True)  # the next series on these axes may still raise the top
+
+
+def _plain(value: float, _) -> str:
+    """A tick as a plain number, 12,000."""
+    return f"{value:,.6g}"
 
 
 def _log(ax: Axes, which: str) -> None:

@@ -206,7 +206,8 @@ class DeviceCard:
             )
         if self.busy:
             lines.append(
-                "  The machine was busy: close what else runs and call helpers.clock.devices.card(refresh=True)."
+                "  The machine was busy: close what else runs, then\n"
+                f'  from helpers.clock import devices; devices.card("{self.device}", refresh=True)'
             )
         print("\n".join(lines))
 

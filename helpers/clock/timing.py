@@ -40,7 +40,8 @@ WARM_UP_SHARE = 0.2
 IMPOSSIBLE = (
     "Faster than the bytes can be read. The usual reasons: the device was not synchronised; "
     "the data fits in a cache and never came from memory; the step did less work than you counted; "
-    "the byte count is too high, or the device card is out of date (helpers.clock.devices.card(refresh=True))."
+    "the byte count is too high, or the device card is out of date "
+    "(from helpers.clock import devices; devices.card(refresh=True))."
 )
 BUSY = (
     "The samples disagree too much to teach anything: something else is using this machine. "

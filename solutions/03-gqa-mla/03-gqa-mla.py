@@ -569,7 +569,7 @@ for label, ms in measured.items():
 # Left the measured lines, right predicted and measured at the longest context:
 
 # %% jupyter={"source_hidden": true}
-fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(4, 5))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), width_ratios=(4, 5))
 axes = dict(xlabel="context (tokens)", ylabel="TPOT (ms)")
 title = "measured: real decode steps"
 plots.curve(left, contexts, measured, spread=spread, title=title, **axes)
@@ -679,7 +679,7 @@ models |= {f"MLA, {n} heads ({m})": v3 * n / 128 for n, m in
 bounds = {name: (x, min(x * h800_reads, peak)) for name, x in models.items()}
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4))
 name = str(dtype).removeprefix("torch.")
 title = f"attention, measured, {name}: {card.name}"
 plots.roofline(left, card, points, dtype=name, title=title)
@@ -758,7 +758,7 @@ estimates.Table(columns, rows)
 # The same as bars: what is stored, and what a step takes.
 
 # %% jupyter={"source_hidden": true}
-fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8))
 names = ["MHA", *(f"GQA ×8\n{label}" for label in list(rivals)[1:])]
 stored = [size / 1e6 for size in held.values()]
 plots.bars(left, names, stored, ylabel="KV cache held (MB)", title="bytes stored")

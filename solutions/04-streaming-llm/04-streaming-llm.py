@@ -504,7 +504,7 @@ def attention_on_the_first(ids, positions=8):
 share = attention_on_the_first(tokens)
 
 # %% jupyter={"source_hidden": true}
-_, ax = plt.subplots(figsize=(11, 3.4))
+_, ax = plt.subplots(figsize=(10.5, 3.4))
 _ = plots.heat(
     ax,
     share.mean(1).T,

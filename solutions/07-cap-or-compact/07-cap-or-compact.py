@@ -658,7 +658,7 @@ cases = {
 # The folded cell draws hit rate and cost of the day under each policy.
 
 # %% jupyter={"source_hidden": true}
-_, (left, right) = plt.subplots(1, 2, figsize=(12, 4))
+_, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4))
 usages = [usage for _, usage in cases.values()]
 plots.bars(
     left,
