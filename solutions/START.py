@@ -14,7 +14,7 @@
 #
 # ## Where you are
 #
-# Run the next two cells (Shift+Enter) whenever you come back. They read what the tests said and what you guessed, and
+# Run the two cells below (Shift+Enter) whenever you come back. They read what the tests said and what you guessed, and
 # compute nothing. `make score` in a terminal grades what is saved, as an instructor would.
 
 # %%

@@ -6,8 +6,8 @@
 # > *An interactive chat product sees its time per output token (TPOT) start near 40 ms and climb to 120 ms
 # > by the time a session holds 30k tokens of history. Why, and which fixes ship without retraining?*
 #
-# First see it happen. Run the next three cells. The third makes your own machine produce tokens after a longer and
-# longer history, for some ten seconds.
+# First see it happen. Run the cells down to the first plot (Shift+Enter): your own machine produces tokens after a
+# longer and longer history, for some ten seconds.
 
 # %% tags=["parameters"]
 device = "auto"  # "cpu", "cuda", "mps"

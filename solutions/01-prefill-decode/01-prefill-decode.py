@@ -20,7 +20,7 @@
 # serving engine contains, and put two popular rules of thumb to the test.
 #
 # About 70 minutes. You need the device card of unit 00; if you skipped that unit, it is measured on first use, in
-# about ten seconds. But first see the effect: run the next four cells.
+# about ten seconds. But first see the effect: run the cells down to the first plot.
 
 # %% tags=["parameters"]
 device = "auto"

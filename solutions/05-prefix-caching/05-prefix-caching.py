@@ -8,7 +8,7 @@
 # caching* and promises a lower TPOT. Does it keep that promise? And why is everything slow again a week
 # later, when somebody has put the time of day into the system prompt?
 #
-# The cell after the next two shows the effect: a prompt of 257 tokens, read cold, and read again while the
+# The first cell below the imports shows the effect: a prompt of 257 tokens, read cold, and read again while the
 # keys and values of its first 256 are still in memory.
 #
 # You will predict what such a cache saves and what it cannot, build one out of blocks, run a real model on

@@ -8,7 +8,7 @@
 # is the same, token for token. In production, with many sessions at a time, TPOT gets **worse**, and somebody
 # asks whether the answers are really still the model's own. Who is right, and when?
 #
-# The cell after the next two shows the effect: one answer, with guesses and without.
+# The first cell below the imports shows the effect: one answer, with guesses and without.
 #
 # You will predict what guesses are worth and what a longer step costs, write the guesser, the check, the
 # roll-back and the rule for sampling, and run them on a real model, also where they lose. (About 70 minutes.)

@@ -7,7 +7,7 @@
 # short, the model is the same, the GPU is half idle. Somebody else had sent a long document. **Who decides
 # whose tokens are computed next, what does that do to everybody's clock, and how many can share one machine?**
 #
-# The next two cells show the freeze: a running chat, and after its eighth token somebody else's prompt of 512
+# The two cells below the imports show the freeze: a running chat, and after its eighth token somebody else's prompt of 512
 # tokens, read in one piece, or in chunks of 64.
 #
 # You will predict the freeze and its cure, write the two decisions of a scheduler, and put real requests
