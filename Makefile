@@ -28,6 +28,7 @@ help:
 	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
 	@echo "make exercises  build docs/exercises.md: all exercises and what goes wrong"
+	@echo "make variant    the course with other numbers, for a class or each learner SEED=2027 ARGS=\"--learners roster.txt\""
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
 	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
 	@echo "make test-all   the same, the site in a browser, and a class on a hub"
@@ -35,7 +36,7 @@ help:
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
 	@echo "make record     record this device's measurements for the course           ARGS=\"…\""
-	@echo "make clean      remove build/ and .venv*/, never work/"
+	@echo "make clean      remove build/ and .venv*/, never work/ or variants/"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[home,test]"
@@ -52,7 +53,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course exercises grade grade-proof test test-all site bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course exercises grade variant grade-proof test test-all site bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -76,6 +77,9 @@ exercises: $(READY)
 
 grade: $(READY)
 	@$(RUN) tools.autograde $(ARGS)
+
+variant: $(READY)
+	@$(RUN) tools.variant $(SEED) $(if $(UNITS),--units $(UNITS)) $(ARGS)
 
 grade-proof: $(READY)
 	@$(RUN) tools.grade_proof $(ARGS)

@@ -16,6 +16,8 @@ from helpers import estimates
 from helpers.friendly import say
 
 FOLDER = Path(__file__).parent / "exercises"
+USUAL = "(With the usual numbers of this exercise; yours are others.)"
+varied: set[str] = set()  # exercises that this session's notebook asks with other numbers
 _given: dict[str, int] = {}  # steps that were shown in this session, by exercise
 
 
@@ -31,7 +33,7 @@ def hint(exercise: str) -> None:
         return
     _given[exercise] = number
     estimates.helped(exercise, "hint", number)
-    say(f"Hint {number} of {len(steps)} for {exercise}:  {steps[number - 1]}")
+    say(f"Hint {number} of {len(steps)} for {exercise}:  {steps[number - 1]}", *_usual(exercise))
 
 
 def solution(exercise: str) -> None:
@@ -41,7 +43,7 @@ def solution(exercise: str) -> None:
         print("Solutions are switched off in this class.")
         return
     estimates.helped(exercise, "solution", 1)
-    print(f"{exercise}, the course's own answer:\n\n{entry['solution']}")
+    print("\n\n".join([f"{exercise}, the course's own answer:", *_usual(exercise), entry["solution"]]))
     if entry["why"]:
         say("", entry["why"])
 
@@ -72,6 +74,10 @@ def unit(number: str) -> dict:
         return json.loads((FOLDER / f"u{number}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # without this file there is no help, and everything else works
         return {"exercises": {}, "answers": {}, "names": []}
+
+
+def _usual(exercise: str) -> list[str]:
+    return [USUAL] if exercise in varied else []
 
 
 def _entry(exercise: str) -> dict:

@@ -24,10 +24,11 @@ from filelock import FileLock, Timeout
 from tools import alike, class_report, handed_in, lms, sandbox
 from tools.grading import Grader, Result
 from tools.handed_in import Submission
+from tools.handed_out import HandedOut, of_the_course
 from tools.ledger import Ledger
 from tools.score import report
 from tools.source import exercise_id, kind, text
-from tools.units import ROOT, CourseError, find, write_whole
+from tools.units import ROOT, CourseError, Unit, find, write_whole
 
 GRADED, HUMAN, ABSENT = "graded", "needs a human", "not submitted"
 
@@ -35,14 +36,23 @@ GRADED, HUMAN, ABSENT = "graded", "needs a human", "not submitted"
 class Class:
     """One run over a class: what was found, and the results so far."""
 
-    def __init__(self, options: argparse.Namespace, found: list[Submission], output: Path):
-        self.options, self.output = options, output
-        handed = [s for s in found if s.path or s.wrong]
-        self.units = [u for u in {s.unit.name: s.unit for s in found}.values() if any(s.unit == u for s in handed)]
-        self.handed = [s for s in handed if s.unit in self.units]
-        self.absent = [(s.student, s.unit.name) for s in found if s.unit in self.units and not (s.path or s.wrong)]
-        self.ledger = Ledger(output, self.units, options.fresh)
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        found: list[Submission],
+        units: list[Unit],
+        output: Path,
+        out: HandedOut | None = None,
+    ):
+        self.options, self.output, self.out = options, output, out
+        self.handed = [s for s in found if s.path or s.wrong]
+        units = [u for u in units if any(s.unit.name == u.name for s in self.handed)]
+        names = {unit.name for unit in units}
+        self.absent = [(s.student, s.unit.name) for s in found if s.unit.name in names and not (s.path or s.wrong)]
+        self.ledger = Ledger(output, units, options.fresh)
         self.results = {(r.student, r.unit): r for r in self.ledger.all()}
+        self.ids = _ids({s.student for s in self.handed} | {student for student, _ in self.results})
+        self.courses: dict[Path, Grader] = {}
 
     def grade(self) -> None:
         """Grade what is not yet known, writing CSV and report after each."""
@@ -55,14 +65,12 @@ class Class:
             print(f"{len(elsewhere)} students of earlier runs keep their grades and reports; --fresh forgets them")
         if known:
             print(f"{known} of {len(self.handed)} were graded before and have not changed")
-        course = Grader(self.output, self.units, not self.options.unsandboxed, [self.options.submissions])
-        for unit in self.units:
-            if any(s.unit == unit and s.path for s in todo):
-                course.prove(unit)
-        ids = _ids({s.student for s in self.handed} | {student for student, _ in self.results})
+        first = {s.unit.name: s for s in reversed(todo) if s.path and not s.wrong}
+        for submission in first.values():
+            self._course(submission).prove(submission.unit)
         for index, submission in enumerate(todo, start=1):
             start = time.monotonic()
-            result = self._graded(course, submission, ids[submission.student])
+            result = self._graded(submission)
             self.results[result.student, result.unit] = result
             self.write()
             said = (
@@ -78,12 +86,26 @@ class Class:
         return self.options.again or result is None or before != self._fingerprint(submission)
 
     def _fingerprint(self, submission: Submission) -> str:
-        content = submission.path.read_bytes() if submission.path else submission.wrong.encode()
+        content = submission.wrong.encode() if submission.wrong else submission.path.read_bytes()
         return self.ledger.fingerprint(submission.unit, content)
 
-    def _graded(self, course: Grader, submission: Submission, student_id: str) -> Result:
-        if submission.path:
-            result = course.grade(student_id, submission.unit, submission.path)
+    def _folder(self, student: str) -> Path:
+        """The course directory for `student`: of all, or of their own where each has another variant."""
+        return self.output / "learners" / self.ids[student] if self.out and self.out.personal else self.output
+
+    def _course(self, submission: Submission) -> Grader:
+        folder = self._folder(submission.student)
+        if folder not in self.courses:
+            mine = [s for s in self.handed if s.path and not s.wrong and self._folder(s.student) == folder]
+            hidden = [self.options.submissions, *([self.out.folder] if self.out else [])]
+            units = {s.unit.name: s.unit for s in mine}
+            self.courses[folder] = Grader(folder, list(units.values()), not self.options.unsandboxed, hidden)
+        return self.courses[folder]
+
+    def _graded(self, submission: Submission) -> Result:
+        if submission.path and not submission.wrong:
+            course = self._course(submission)
+            result = course.grade(self.ids[submission.student], submission.unit, submission.path)
         else:
             result = Result(submission.student, submission.unit.name, problem=submission.wrong)
         Stop.raise_if_asked()  # nbgrader swallows it, and would blame the student
@@ -106,10 +128,10 @@ class Class:
     def write_class_report(self) -> Path:
         """One page about all of them, `report.html`."""
         answers, stubs = {}, {}
-        ids = _ids({s.student for s in self.handed} | {student for student, _ in self.results})
         for student, unit in self.results:
-            graded = self.output / "submitted" / ids[student] / unit / f"{unit}.ipynb"
-            released = self.output / "notebooks" / unit / f"{unit}.ipynb"
+            folder = self._folder(student)
+            graded = folder / "submitted" / self.ids[student] / unit / f"{unit}.ipynb"
+            released = folder / "notebooks" / unit / f"{unit}.ipynb"
             answers |= {(student, name): source for name, source in _answers(graded).items()}
             stubs |= _answers(released)
         path = self.output / "report.html"
@@ -209,6 +231,7 @@ def _options(arguments: list[str] | None, root: Path) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="also what was graded before and has not changed")
     parser.add_argument("--fresh", action="store_true", help="forget all earlier results, as for another class")
     parser.add_argument("--roster", type=Path, help="the platform's list of learners (CSV): grades also in its form")
+    parser.add_argument("--variant", type=Path, metavar="FOLDER", help="what `make variant` made for this class")
     parser.add_argument(
         "--unsandboxed", action="store_true", help="run submissions as you, with all you can read and do"
     )
@@ -240,7 +263,14 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
                 raise CourseError(f"{options.submissions} has no student {', '.join(unknown)}")
             if not any(s.path or s.wrong for s in found):
                 raise CourseError(f"{options.submissions} holds no notebook of {', '.join(u.name for u in units)}")
-            run = Class(options, found, output)
+            out = HandedOut(options.variant) if options.variant else HandedOut.search(root / "variants", found)
+            if out:
+                print(f"variant {out.seed}, {out.folder}")
+                units = out.units(units, bool(options.units))
+                found = [s for s in found if s.unit.name in {u.name for u in units}]
+            for submission in found:
+                (out.settle if out else of_the_course)(submission)
+            run = Class(options, found, units, output, out)
             with Stop.on_signals():
                 run.grade()
             run.write()

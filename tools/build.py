@@ -32,7 +32,11 @@ def build(unit: Unit) -> dict[Path, bytes]:
 
     Raises `CourseError` with one line per problem of the source.
     """
-    written = solution_notebook(unit)
+    return built(unit, solution_notebook(unit))
+
+
+def built(unit: Unit, written: dict) -> dict[Path, bytes]:
+    """The same from a solution notebook: the unit's own, or a variant of it."""
     _raise(unit, source_problems(unit.number, written))
     solution = fetching(written, unit.root, unit.release.relative_to(unit.root).as_posix(), unit.number)
     files = {unit.solution: notebook_text(solution).encode()}

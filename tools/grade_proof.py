@@ -4,6 +4,7 @@
     killed   the same class, killed at random moments and gone on with: the same CSV
     busy     the reference again and again while every core is loaded: full marks each time
     leaks    no line of a hidden test or a solution in reports, or in what is released
+    variants three variants: reference, blank and known wrong answers graded against their keys, and no leaks
 
 `python -m tools.grade_proof class --units 00 02` proves less in less time.
 """
@@ -26,13 +27,15 @@ from pathlib import Path
 
 from tests.misconceptions import harness
 from tests.pipeline.attacks import ATTACKS
-from tools import sandbox
+from tools import sandbox, variant
+from tools.handed_out import HandedOut
 from tools.problems import BEGIN_HIDDEN, BEGIN_SOLUTION, END_HIDDEN, END_SOLUTION
 from tools.source import exercise_id, kind, text
 from tools.units import ROOT, CourseError, Unit, find
 
 FULL, ZERO, LESS, HUMAN, NOTHING = "full marks", "0", "less than full marks", "needs a human", "0 or a human"
 WRONG_A_UNIT, KILLS, BUSY_RUNS = 3, 10, 200
+SEEDS = ("2027", "spring", "north-3")
 
 
 @dataclass
@@ -47,10 +50,10 @@ class Case:
     lost: str = ""  # the exercise that must earn nothing
 
 
-def cases(units: list[Unit]) -> list[Case]:
-    """The class: at most sixty submissions, spread over `units`."""
+def cases(units: list[Unit], given: dict | None = None) -> list[Case]:
+    """The class: at most sixty submissions, spread over `units`; with the givens of a variant, by unit, in it."""
     dice, made = random.Random(7), []
-    known = {unit.name: harness.known(unit) for unit in harness.units()}
+    known = {unit.name: harness.known(unit, given and given.get(unit.number)) for unit in harness.units()}
     for unit in units:
         made += [Case(f"reference-{unit.number}", unit, _bytes(read(unit.solution)), FULL)]
         made += [Case(f"blank-{unit.number}", unit, _bytes(read(unit.release)), ZERO)]
@@ -154,7 +157,33 @@ def leaks(units: list[Unit], work: Path) -> list[str]:
     return found
 
 
-STAGES: dict[str, Callable] = {"class": the_class, "killed": killed, "busy": busy, "leaks": leaks}
+def variants(units: list[Unit], work: Path) -> list[str]:
+    """Three seeds; `make variant` itself proves that each known wrong answer of every varied exercise is named."""
+    wrong = []
+    for seed in SEEDS:
+        folder = work / f"variant-{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        variant.make(ROOT, folder, seed, units)
+        out = HandedOut(folder)
+        mine = out.units(units, chosen=True)
+        made = cases(mine, out.given())
+        made = [case for case in made if case.student.split("-")[0] in ("reference", "blank", "wrong")]
+        _hand_in(made, work / "in")
+        _grade(work / "in", work / "variant.csv", units, "--fresh", "--variant", str(folder))
+        rows = {row["student"]: row for row in _rows(work / "variant.csv") if row["status"] != "not submitted"}
+        lost = [f"{seed}, {c.student}: {why}" for c in made if (why := _unlike(c, rows.get(c.student)))]
+        print(f"variant {seed}: {len(made)} submissions, {len(lost)} not as listed", flush=True)
+        wrong += lost + leaks(mine, work)
+    return wrong
+
+
+STAGES: dict[str, Callable] = {
+    "class": the_class,
+    "killed": killed,
+    "busy": busy,
+    "leaks": leaks,
+    "variants": variants,
+}
 
 
 def lines_of(solution: dict) -> tuple[set[str], set[str]]:

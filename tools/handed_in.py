@@ -185,6 +185,11 @@ def _unit_of(file: _File, units: list[Unit], ids: dict[str, set[str]]) -> Unit |
 
 def _ids_in(path: Path) -> set[str]:
     """Ids of graded cells in a notebook; empty for what cannot be read."""
+    return set(re.findall(r'"((?:answer|test|setup)-\d\d-\w+)"', content_of(path)))
+
+
+def content_of(path: Path) -> str:
+    """What is written in a file, whatever its encoding; "" for what cannot be read."""
     try:
         content = path.read_bytes()
         text = (
@@ -193,8 +198,8 @@ def _ids_in(path: Path) -> set[str]:
             else content.decode("utf-8", "replace")
         )
     except (OSError, UnicodeDecodeError):
-        return set()
-    return set(re.findall(r'"((?:answer|test|setup)-\d\d-\w+)"', text.replace("\0", "")))
+        return ""
+    return text.replace("\0", "")
 
 
 def _choose(student: str, unit: Unit, files: list[_File]) -> Submission:

@@ -36,7 +36,7 @@ class Ledger:
 
     def fingerprint(self, unit: Unit, notebook: bytes) -> str:
         """Changes whenever grading this notebook again might give something else."""
-        return _digest(self.course.encode(), self.units[unit.name].encode(), notebook)
+        return _digest(self.course.encode(), unit.solution.read_bytes(), notebook)
 
     def get(self, student: str, unit: str) -> tuple[Result | None, str]:
         """(result, fingerprint of what was graded) of a submission; (None, "") when there is none."""

@@ -8,21 +8,25 @@ import statistics
 from helpers import data
 from helpers.check import Wrong, call, entries, exercise, number, require
 from helpers.clock.simulated import SimulatedDevice
+from helpers.models.counts import prefill_flops
+from helpers.models.geometry import get
 
 # Llama-3.1-8B in bfloat16. Every step reads each weight once. The layers' weights are multiplied and added once a
 # token, those of the output head once a step.
 STEP_BYTES = 15.01e9
-DECODE_FLOPS, PROMPT_FLOPS = 15.01e9, 13.96e12
+LAYER_FLOPS, HEAD_FLOPS = 13.96e9, 1.05e9
 KERNEL_SECONDS, LAUNCH_SECONDS = 10e-3, 20e-6
 
 
 @exercise("00.1")
-def floors_of_two_steps(floor_ms):
+def floors_of_two_steps(floor_ms, *, gpu="H100 SXM", tokens=1_000):
     entries("floor_ms", floor_ms, ["decode", "prompt"])
-    sheet = data.device("H100 SXM")
+    sheet = data.device(gpu)
+    rate = sheet["dense_bf16_TFLOPs"]
     reading = STEP_BYTES / sheet["bandwidth_GBps"] / 1e9 * 1e3
-    multiplying = DECODE_FLOPS / sheet["dense_bf16_TFLOPs"] / 1e12 * 1e3
-    prompt = PROMPT_FLOPS / sheet["dense_bf16_TFLOPs"] / 1e12 * 1e3
+    multiplying = (LAYER_FLOPS + HEAD_FLOPS) / rate / 1e12 * 1e3
+    flops = tokens * LAYER_FLOPS + HEAD_FLOPS
+    prompt = flops / rate / 1e12 * 1e3
     overlap = "You added the two. They overlap: the slower one alone decides."
     decode_ms = number(
         floor_ms["decode"],
@@ -47,27 +51,28 @@ def floors_of_two_steps(floor_ms):
         rel=3e-3,  # three digits are enough
         slips={
             overlap: reading + prompt,
-            "That is the time to read the weights; a thousand tokens multiply for longer.": reading,
-            "You read the weights once a token. All tokens of a prompt share one reading.": 1000 * reading,
-            "That is the work of one token; the prompt has 1,000.": multiplying,
-            "You charged every token for the output head; a prompt needs it once, at its end: 13.96 TFLOP.": (
-                1000 * multiplying
+            f"That is the time to read the weights; {tokens:,} tokens multiply for longer.": reading,
+            "You read the weights once a token. All tokens of a prompt share one reading.": tokens * reading,
+            f"That is the work of one token; the prompt has {tokens:,}.": multiplying,
+            "You charged every token for the output head; a prompt needs it once, at its end: "
+            f"{flops / 1e12:.2f} TFLOP.": tokens * multiplying,
+            "You counted attention over the prompt as well; leave it out here.": (
+                prefill_flops(get("Llama-3.1-8B"), tokens) / rate / 1e9
             ),
-            "You counted attention over the prompt as well; leave it out here.": 14.22e12 / PROMPT_FLOPS * prompt,
             "It is half: count a multiplication and an addition for each weight, and take the dense rate of "
-            "989.5 TFLOP/s (the headline of 1,979 is for weights of which half are zero).": prompt / 2,
+            f"{rate:g} TFLOP/s (the headline of {2 * rate:,.0f} is for weights of which half are zero).": prompt / 2,
         },
         name="floor_ms['prompt']",
     )
     return (
-        f"{decode_ms:.3g} and {prompt_ms:.3g} ms: a thousand tokens in one step cost little more than "
-        f"{int(prompt_ms / decode_ms)} times what one costs."
+        f"{decode_ms:.3g} and {prompt_ms:.3g} ms: {tokens:,} tokens in one step cost {prompt_ms / decode_ms:.1f} times "
+        "what one costs."
     )
 
 
 @exercise("00.2")
-def ridge(ridge_flop_per_byte, tokens_at_ridge):
-    sheet = data.device("H100 SXM")
+def ridge(ridge_flop_per_byte, tokens_at_ridge, *, gpu="H100 SXM"):
+    sheet = data.device(gpu)
     expect = sheet["dense_bf16_TFLOPs"] * 1e12 / (sheet["bandwidth_GBps"] * 1e9)
     number(
         ridge_flop_per_byte,
@@ -76,7 +81,7 @@ def ridge(ridge_flop_per_byte, tokens_at_ridge):
         rel=5e-3,
         slips={
             "Upside down: FLOPs per byte is the matmul rate over the read bandwidth.": 1 / expect,
-            "You took the sparse rate; 989.5 TFLOP/s is the dense one.": 2 * expect,
+            f"You took the sparse rate; {sheet['dense_bf16_TFLOPs']:g} TFLOP/s is the dense one.": 2 * expect,
             "You divided TFLOP/s by GB/s: bring both to FLOP and bytes first.": expect / 1e3,
             "You divided by the bandwidth in TB/s without turning TFLOP into FLOP alike.": expect / 1e12,
         },
@@ -104,9 +109,9 @@ def ridge(ridge_flop_per_byte, tokens_at_ridge):
 
 
 @exercise("00.3")
-def what_the_clock_says(no_sync_ms, sync_ms, hundred_ms):
-    truth = _three_readings()
-    launch, kernel = 1e3 * LAUNCH_SECONDS, 1e3 * KERNEL_SECONDS
+def what_the_clock_says(no_sync_ms, sync_ms, hundred_ms, *, launch_us=20, kernel_ms=10):
+    truth = _three_readings(launch_us / 1e6, kernel_ms / 1e3)
+    launch, kernel = launch_us / 1e3, kernel_ms
     number(
         no_sync_ms,
         truth[0],
@@ -117,7 +122,7 @@ def what_the_clock_says(no_sync_ms, sync_ms, hundred_ms):
                 kernel,
                 kernel + launch,
             ],
-            "Launching is not free: it takes 20 µs.": 0.0,
+            f"Launching is not free: it takes {launch_us} µs.": 0.0,
             "That is microseconds; the answer is asked for in ms.": launch * 1e3,
         },
         name="no_sync_ms",
@@ -143,7 +148,7 @@ def what_the_clock_says(no_sync_ms, sync_ms, hundred_ms):
             "You charged every kernel for its launch. While one runs, the next is put in the queue: only the "
             "first launch is seen.": kernel + launch,
             "One synchronize() at the end waits for all 100 kernels.": launch,
-            "That is all 100 together: divide by 100.": 1e3 * (100 * KERNEL_SECONDS + LAUNCH_SECONDS),
+            "That is all 100 together: divide by 100.": 100 * kernel + launch,
             "You divided twice, or counted one kernel: there are 100, for 100 launches.": [kernel / 100],
         },
         name="hundred_ms",
@@ -368,13 +373,13 @@ def _run(function, warm_up: int, samples: int, pending: float = 0.0, start_up: t
     return device, taken.tolist() if hasattr(taken, "tolist") else taken  # an array is a list of samples, too
 
 
-def _three_readings() -> tuple[float, float, float]:
+def _three_readings(launch_seconds: float, kernel_seconds: float) -> tuple[float, float, float]:
     """What the clock says, in ms: around a launch; with synchronisation; 100 launches, then one, over 100."""
     found = []
     for launches, wait in ((1, False), (1, True), (100, True)):
-        device = SimulatedDevice(LAUNCH_SECONDS)
+        device = SimulatedDevice(launch_seconds)
         for _ in range(launches):
-            device.launch(KERNEL_SECONDS)
+            device.launch(kernel_seconds)
         if wait:
             device.synchronize()
         found.append(1e3 * device.now() / launches)

@@ -5,70 +5,95 @@ import math
 
 import torch
 
+from helpers import data
 from helpers.caches import FullCache
 from helpers.check import Wrong, call, choice, exercise, number, require
-from helpers.models.counts import kv_bytes, prefill_flops, weight_bytes
+from helpers.models.counts import decode_flops, kv_bytes, prefill_flops, weight_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry, get
 
-A100_FLOPS, A100_BYTES = 312e12, 2039e9
-PROMPT = 1024
+PROMPT, LONG = 1_024, 8_192
+
+
+class Phases:
+    """What unit 01 asks about `model` on `gpu`: weights and FLOPs of its phases, and the data sheet."""
+
+    def __init__(self, model: str, gpu: str = "A100-80GB SXM"):
+        self.g, sheet = get(model), data.device(gpu)
+        self.flops, self.bytes = 1e12 * sheet["dense_bf16_TFLOPs"], 1e9 * sheet["bandwidth_GBps"]
+        self.ridge = self.flops / self.bytes
+        self.weights = weight_bytes(self.g)
+        self.head = self.g.vocab * self.g.hidden
+        self.multiplied = self.weights / 2
+        self.body = self.multiplied - self.head
+
+    def prefill(self, tokens: int) -> float:
+        """FLOPs, attention left out."""
+        return 2 * (self.body * tokens + self.head)
+
+    def outputs(self, tokens: int) -> float:
+        """Steps that take as long as the prefill, at 60 % of the FLOPs and 80 % of the bytes a second."""
+        return self.prefill(tokens) / (0.6 * self.flops) / (self.weights / (0.8 * self.bytes))
 
 
 @exercise("01.1")
-def flops_of_each_phase(prefill_tflop, decode_gflop):
-    # 8.03e9 parameters with the input embedding, 7.50e9 that multiply.
-    everything, multiplied = 8.03, 7.50
+def flops_of_each_phase(prefill_tflop, decode_gflop, *, model="Llama-3.1-8B"):
+    p = Phases(model)
+    everything = p.multiplied + p.head  # with the input embedding
     one_flop = "You counted one FLOP for each weight; a weight costs a multiplication and an addition."
     embedding = "You counted the input embedding: looking a token up multiplies nothing."
     number(
         prefill_tflop,
-        14.45,  # between 14.30 (weights alone) and 14.57 (with attention over the prompt)
+        (p.prefill(PROMPT) + prefill_flops(p.g, PROMPT)) / 2e12,  # with attention over the prompt or without it
         unit="TFLOP",
         rel=0.03,
         name="prefill_tflop",
         slips={
-            one_flop: (7.15, 7.68),
-            embedding: 2 * everything * PROMPT / 1e3,
+            one_flop: (p.prefill(PROMPT) / 2e12, p.multiplied * PROMPT / 1e12),
+            embedding: 2 * everything * PROMPT / 1e12,
             "You used the output head for every token of the prompt; a prefill needs it once.": 2
-            * multiplied
+            * p.multiplied
             * PROMPT
-            / 1e3,
-            "That is one token; each of the 1,024 tokens passes through the layers.": 2 * multiplied / 1e3,
+            / 1e12,
+            "That is one token; each of the 1,024 tokens passes through the layers.": 2 * p.multiplied / 1e12,
         },
     )
     number(
         decode_gflop,
-        15.28,  # between 15.01 (weights alone) and 15.55 (with attention over 1,024 tokens)
+        (2 * p.multiplied + decode_flops(p.g, PROMPT)) / 2e9,  # likewise
         unit="GFLOP",
         rel=0.03,
         name="decode_gflop",
         slips={
-            one_flop: multiplied,
-            embedding: 2 * everything,
+            one_flop: p.multiplied / 1e9,
+            embedding: 2 * everything / 1e9,
             "You recompute the whole prompt; with a KV cache only the new token passes through the layers.": (
-                14_295,
-                15_300,
+                p.prefill(PROMPT) / 1e9,
+                2 * p.multiplied * PROMPT / 1e9,
             ),
-            "You left the output head out: a decode step always uses it.": 2 * 6.98,
+            "You left the output head out: a decode step always uses it.": 2 * p.body / 1e9,
         },
     )
 
 
 @exercise("01.2")
-def intensity_of_each_phase(prefill_intensity, decode_intensity, tokens_at_ridge):
+def intensity_of_each_phase(
+    prefill_intensity, decode_intensity, tokens_at_ridge, *, model="Llama-3.1-8B", gpu="A100-80GB SXM"
+):
+    p = Phases(model, gpu)
+    intensity = (p.prefill(PROMPT) + prefill_flops(p.g, PROMPT)) / 2 / p.weights
     one_byte = "You took one byte for each weight; bf16 has two."
     number(
         prefill_intensity,
-        962,
+        intensity,
         unit="FLOP/byte",
         rel=0.08,
         name="prefill_intensity",
         slips={
             "You read the weights again for every token; one pass over them serves all 1,024.": 1.0,
-            one_byte: (1924, 2048),
-            "You counted one FLOP for each weight, or four bytes: bf16 has two.": (481, 512),
-            "That is bytes for each FLOP: turn it over.": 1 / 962,
+            one_byte: (2 * intensity, 2 * PROMPT),
+            "You counted one FLOP for each weight, or four bytes: bf16 has two.": (intensity / 2, PROMPT / 2),
+            "That is bytes for each FLOP: turn it over.": 1 / intensity,
         },
     )
     number(
@@ -80,21 +105,21 @@ def intensity_of_each_phase(prefill_intensity, decode_intensity, tokens_at_ridge
         slips={
             one_byte: 2.0,
             "You counted one FLOP for each weight, or four bytes: bf16 has two.": 0.5,
-            "That is the prefill's: a decode step reads all the weights for one single token.": (962, 1024),
-            "You divided by the bytes of 1,024 passes; a step makes one.": 1 / 1024,
+            "That is the prefill's: a decode step reads all the weights for one single token.": (intensity, PROMPT),
+            "You divided by the bytes of 1,024 passes; a step makes one.": 1 / PROMPT,
         },
     )
     number(
         tokens_at_ridge,
-        A100_FLOPS / A100_BYTES,
+        p.ridge,
         unit="tokens at the ridge",
         rel=0.04,
         name="tokens_at_ridge",
         slips={
-            "Twice too many: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": 306,
-            "Half: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": 76.5,
-            "Turned over: divide the FLOPs by the bytes, not the bytes by the FLOPs.": A100_BYTES / A100_FLOPS,
-            "Watch the units: TFLOP/s over GB/s leaves a factor of 1,000.": 312 / 2039,
+            "Twice too many: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": 2 * p.ridge,
+            "Half: each token does 2 FLOPs for each 2-byte weight, so 1 FLOP for each byte.": p.ridge / 2,
+            "Turned over: divide the FLOPs by the bytes, not the bytes by the FLOPs.": 1 / p.ridge,
+            "Watch the units: TFLOP/s over GB/s leaves a factor of 1,000.": p.ridge / 1e3,
         },
     )
     return (
@@ -105,75 +130,83 @@ def intensity_of_each_phase(prefill_intensity, decode_intensity, tokens_at_ridge
 
 
 @exercise("01.3")
-def utilisation_of_decode(decode_utilisation_percent, batch_at_5_percent):
+def utilisation_of_decode(decode_utilisation_percent, batch_at_5_percent, *, model="Llama-3.1-8B", gpu="A100-80GB SXM"):
+    p = Phases(model, gpu)
+    one = 100 / p.ridge  # per cent
     number(
         decode_utilisation_percent,
-        0.66,
+        1.01 * one,  # a step's GFLOP and GB, each rounded as the text has them
         unit="%",
         rel=0.05,
         name="decode_utilisation_percent",
         slips={
-            "That is a fraction; the question asks for per cent.": 0.0066,
+            "That is a fraction; the question asks for per cent.": one / 100,
             "That is what nvidia-smi may show: time with any kernel running. Count FLOPs against the peak.": 100,
-            "You counted one FLOP for each weight; a weight costs a multiplication and an addition.": 0.33,
-            "You took one byte for each weight; bf16 has two, so the step takes twice as long.": 1.31,
-            "You spread the prefill's FLOPs over a decode step; one new token does 15 GFLOP.": (650, 670),
+            "You counted one FLOP for each weight; a weight costs a multiplication and an addition.": one / 2,
+            "You took one byte for each weight; bf16 has two, so the step takes twice as long.": 2 * one,
+            "You spread the prefill's FLOPs over a decode step; one new token does "
+            f"{2 * p.multiplied / 1e9:.0f} GFLOP.": (PROMPT * one, p.prefill(PROMPT) / p.weights * one),
         },
     )
+    batch = p.ridge / 20
     number(
         batch_at_5_percent,
-        5 * A100_FLOPS / A100_BYTES / 100,
+        batch,
         unit="sequences",
         rel=0.06,
         name="batch_at_5_percent",
         slips={
-            "One sequence brings 0.65 %, not 1 %.": 5,
-            "That is the ridge, where utilisation would be 100 %.": 153,
-            "Five more than one is not five times: utilisation is proportional to the batch.": 5.65,
-            "You multiplied 5 by the utilisation of one sequence; divide.": (3.27, 0.0327),
-            "Mixed up fraction and per cent: 5 % over 0.65 %.": (765, 0.0765),
+            f"One sequence brings {one:.2f} %, not 1 %.": 5,
+            "That is the ridge, where utilisation would be 100 %.": p.ridge,
+            "Five more than one is not five times: utilisation is proportional to the batch.": 5 + one,
+            "You multiplied 5 by the utilisation of one sequence; divide.": (5 * one, 5 * one / 100),
+            f"Mixed up fraction and per cent: 5 % over {one:.2f} %.": (100 * batch, batch / 100),
         },
     )
 
 
 @exercise("01.4")
-def crossover(crossover_1k, crossover_8k, decode_share):
+def crossover(crossover_1k, crossover_8k, decode_share, *, model="Llama-3.1-8B", gpu="A100-80GB SXM"):
+    p = Phases(model, gpu)
+    short, long = p.outputs(PROMPT), p.outputs(LONG)
+    attention = prefill_flops(p.g, LONG) / p.prefill(LONG)
+    step_ms = 1e3 * p.weights / (0.8 * p.bytes)
     peak = "You used the peak rates; take 60 % of the arithmetic and 80 % of the bandwidth."
     turned = "Turned over: divide the prefill's seconds by the seconds of one step."
     number(
         crossover_1k,
-        9,
+        1.083 * short,  # from the weights alone to a step that reads its cache too
         unit="output tokens at 1k",
         rel=0.15,
         name="crossover_1k",
         slips={
-            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": 1024,
-            peak: 6.3,
-            turned: 0.12,
-            "You counted one FLOP for each weight in the prefill; it is two.": 4.2,
-            "That is the prefill in milliseconds; divide by the 9.2 ms of a step.": 77,
+            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": PROMPT,
+            peak: 0.75 * short,
+            turned: 1 / short,
+            "You counted one FLOP for each weight in the prefill; it is two.": short / 2,
+            f"That is the prefill in milliseconds; divide by the {step_ms:.1f} ms of a step.": short * step_ms,
         },
     )
     number(
         crossover_8k,
-        69,
+        1.0375 * long,  # with attention or without
         unit="at 8k",
         rel=0.14,
         name="crossover_8k",
         slips={
-            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": 8192,
-            peak: (48, 53, 55),
-            "The same as at 1k: eight times the prompt is eight times the prefill.": (8.3, 9, 10),
-            "You let all of the prefill grow with the square of the prompt; only attention does (15 % here).": 535,
-            turned: (0.0137, 0.015),
+            "You let a decode step cost as much as one token of prefill; a step reads all the weights.": LONG,
+            peak: (0.72 * long, 0.8 * long, 0.75 * attention * long),
+            "The same as at 1k: eight times the prompt is eight times the prefill.": (short, 1.083 * short),
+            "You let all of the prefill grow with the square of the prompt; only attention does "
+            f"({100 * (attention - 1):.0f} % here).": 64 * short,
+            turned: (1 / long, 1 / (attention * long)),
         },
     )
     choice(
         decode_share,
         "falls",
         {
-            "rises": "the answer stays at 128 tokens, so decode hardly changes (a little more cache to "
-            "read), while "
+            "rises": "the answer stays at 128 tokens, so decode hardly changes (a little more cache to read), while "
             "the prefill grows with the prompt."
         },
         name="decode_share",

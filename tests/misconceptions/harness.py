@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import tools.units
+from tools import givens
 from tools.source import exercise_id, kind, solution_notebook, text
 from tools.units import ROOT, find
 
@@ -142,23 +143,36 @@ def units() -> list[Unit]:
 
 def load(source: Path) -> Unit:
     """The code cells of the unit whose percent file `source` is, as the build expands them."""
+    return of(source.stem, solution_notebook(tools.units.Unit(source.parents[2], source.stem)))
+
+
+def of(name: str, notebook: dict) -> Unit:
+    """The code cells of the solution notebook of unit `name`."""
     matplotlib.use("Agg")
     cells = []
-    for cell in solution_notebook(tools.units.Unit(source.parents[2], source.stem))["cells"]:
+    for cell in notebook["cells"]:
         role = kind(cell)
         if role != "text":
-            name = exercise_id(cell) if role in {"answer", "test"} else None
+            exercise = exercise_id(cell) if role in {"answer", "test"} else None
             points = cell["metadata"].get("nbgrader", {}).get("points", 0)
-            cells.append(Cell(text(cell), role, name, points))
-    return Unit(source.stem, cells)
+            cells.append(Cell(text(cell), role, exercise, points))
+    return Unit(name, cells)
 
 
-def known(unit: Unit) -> tuple[dict, dict]:
-    """WRONG and RIGHT of tests/misconceptions/uNN.py; both empty when there is no such file."""
+def known(unit: Unit, given: dict | None = None) -> tuple[dict, dict]:
+    """WRONG and RIGHT of tests/misconceptions/uNN.py; both empty when there is no such file.
+
+    `G.name` in them is the given of that name, of `given` or else the usual one (see tools/givens.py).
+    """
     if not (ROOT / "tests" / "misconceptions" / f"u{unit.number}.py").exists():
         return {}, {}
     module = importlib.import_module(f"tests.misconceptions.u{unit.number}")
-    return module.WRONG, module.RIGHT
+    given = givens.usual(tools.units.Unit(ROOT, unit.name)) if given is None else given
+    wrong = {
+        exercise: [tuple(givens.written(part, given) for part in case) for case in cases]
+        for exercise, cases in module.WRONG.items()
+    }
+    return wrong, {e: [givens.written(snippet, given) for snippet in cases] for e, cases in module.RIGHT.items()}
 
 
 def near(unit: Unit) -> dict:
