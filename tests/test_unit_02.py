@@ -64,7 +64,7 @@ def test_the_table_of_six_is_the_catalogue(name):
 def test_where_cache_equals_weights():
     llama2, llama3 = (weight_bytes(get(n), BF16) / kv_bytes(get(n), 1) for n in ("Llama-2-7b-hf", "Llama-3.1-8B"))
     assert "gets there at 25 thousand tokens" in tick("02.2")
-    assert "with a quarter of the KV heads, at 115 thousand" in tick("02.2")
+    assert "with 8 KV heads in place of 32, at 115 thousand" in tick("02.2")
     assert round(llama2 / 1e3) == 25 and round(llama3 / 1e3) == 115
     assert get("Llama-3.1-8B").kv_heads * 4 == get("Llama-2-7b-hf").kv_heads
 

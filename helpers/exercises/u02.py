@@ -12,36 +12,30 @@ from helpers.check import Wrong, call, entries, exercise, number, require
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import Geometry, catalogue, get
 
+SIX = ("Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-4B", "Mixtral-8x7B-v0.1", "SmolLM2-135M")
 WITHIN = 0.05  # how near a published measurement a model of bytes has to come
 
 
 @exercise("02.1")
-def kv_bytes_of_six_models(kv_bytes_of):
-    names = [
-        "Llama-2-7b-hf",
-        "Llama-3.1-8B",
-        "Llama-3.1-70B",
-        "Qwen3-4B",
-        "Mixtral-8x7B-v0.1",
-        "SmolLM2-135M",
-    ]
-    entries("kv_bytes_of", kv_bytes_of, names)
-    for name in names:
+def kv_bytes_of_six_models(kv_bytes_of, *, models=SIX):
+    entries("kv_bytes_of", kv_bytes_of, models)
+    for name in models:
         g = get(name)
         expect = kv_bytes(g, tokens=1, dtype=torch.bfloat16)
         number(kv_bytes_of[name], expect, unit="bytes", rel=1e-6, slips=_kv_slips(g, expect), name=name)
+    wide = get(models[3])
     return (
-        "In two models the obvious formula goes wrong: Qwen3-4B's head_dim is a number of its own (hidden ÷ query "
-        "heads would be 80), and Mixtral's experts replace the MLP, so that attention and its cache are there once."
+        f"In two models the obvious formula goes wrong: {models[3]}'s head_dim is a number of its own (hidden ÷ query "
+        f"heads would be {wide.hidden // wide.q_heads}), and Mixtral's experts replace the MLP, so that attention and "
+        "its cache are there once."
     )
 
 
 @exercise("02.2")
-def tokens_where_cache_equals_weights(tokens_where_equal):
-    names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
-    entries("tokens_where_equal", tokens_where_equal, names)
+def tokens_where_cache_equals_weights(tokens_where_equal, *, pair=SIX[:2]):
+    entries("tokens_where_equal", tokens_where_equal, pair)
     equal = {}
-    for name in names:
+    for name in pair:
         g = get(name)
         weights, per_token = weight_bytes(g, torch.bfloat16), kv_bytes(g, tokens=1)
         embedding = g.vocab * g.hidden * 2
@@ -60,19 +54,20 @@ def tokens_where_cache_equals_weights(tokens_where_equal):
             slips["You counted query heads; only the KV heads are kept."] = expect / g.group_size
             del slips["You divided bytes by elements, or counted float32 weights: both sides are in bfloat16."]
         number(tokens_where_equal[name], expect, unit="tokens", rel=0.01, slips=slips, name=name)
-    old, new = (f"{equal[name] / 1e3:.0f} thousand tokens" for name in names)
+    (old, many), (new, few) = ((f"{equal[name] / 1e3:.0f} thousand tokens", get(name).kv_heads) for name in pair)
     return (
-        f"The older model gets there at {old}, the newer one, with a quarter of the KV heads, at {new}. Four "
-        "sequences side by side share the weights and bring four caches: they get there four times sooner."
+        f"{pair[0]} gets there at {old}, {pair[1]}, with {few} KV heads in place of {many}, at {new}. Four sequences "
+        "side by side share the weights and bring four caches: they get there four times sooner."
     )
 
 
 @exercise("02.3")
-def largest_batch_on_an_l4(largest_batch):
-    g, capacity = get("Llama-3.1-8B"), 1e9 * data.device("L4")["capacity_GB"]
+def largest_batch(largest_batch, *, model="Llama-3.1-8B", gpu="L4", length=4_096):
+    g, gb = get(model), data.device(gpu)["capacity_GB"]
+    capacity = 1e9 * gb
     read = weight_bytes(g, torch.bfloat16)
     resident = read + g.vocab * g.hidden * 2
-    sequence = kv_bytes(g, tokens=4_096)
+    sequence = kv_bytes(g, tokens=length)
     exact = (capacity - resident) / sequence
     fits = int(exact)
     number(
@@ -86,17 +81,18 @@ def largest_batch_on_an_l4(largest_batch):
             ),
             "You rounded up: the last sequence does not fit whole.": fits + 1,
             "Sequences come whole: round down.": exact,
-            "You used 24 GiB: here 1 GB is 1e9 bytes.": int((24 * 2**30 - resident) / sequence),
+            f"You used {gb} GiB: here 1 GB is 1e9 bytes.": int((gb * 2**30 - resident) / sequence),
             "You forgot the weights: they are in the same memory.": int(capacity / sequence),
-            "You forgot V (a token leaves a key and a value), or took 1 byte for a bfloat16 parameter.": int(
-                (capacity - resident) / (sequence / 2)
-            ),
-            "You counted query heads; only the 8 KV heads are kept.": int(
+            "You forgot V (a token leaves a key and a value), or took 1 byte for a bfloat16 parameter.": [
+                int((capacity - resident) / (sequence / 2)),
+                int((capacity - resident / 2) / sequence),
+            ],
+            f"You counted query heads; only the {g.kv_heads} KV heads are kept.": int(
                 (capacity - resident) / (sequence * g.group_size)
             ),
-            "That is the number of tokens that fit; a sequence has 4,096 of them.": [
-                fits * 4_096,
-                int(exact * 4_096),
+            f"That is the number of tokens that fit; a sequence has {length:,} of them.": [
+                fits * length,
+                int(exact * length),
             ],
         },
     )

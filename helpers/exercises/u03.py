@@ -33,8 +33,8 @@ def repeat_kv_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 
 
 @exercise("03.1")
-def check_kv_bytes_of(kv_bytes_of):
-    for name, value in entries("kv_bytes_of", kv_bytes_of, SIX):
+def check_kv_bytes_of(kv_bytes_of, *, models=SIX):
+    for name, value in entries("kv_bytes_of", kv_bytes_of, models):
         g = get(name)
         expect = kv_bytes(g, tokens=1)
         if g.mla:
@@ -301,9 +301,10 @@ def expanded_mla(q_nope, q_rope, latents, rope_keys, w_uk, w_uv, scale=None):
 
 
 @exercise("03.6a")
-def check_by_hand(scores, a, multiplications):
-    w_k = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
-    q, latents = torch.tensor([3.0, 1]), torch.tensor([[1.0, 2, 0], [0, 1, 1]])
+def check_by_hand(scores, a, multiplications, *, w=(1, 0, 2, 0, 1, -1), q=(3, 1), c1=(1, 2, 0), c2=(0, 1, 1)):
+    first, second = q
+    w_k = torch.tensor(w, dtype=torch.float).view(2, 3)
+    q, latents = torch.tensor(q, dtype=torch.float), torch.tensor([c1, c2], dtype=torch.float)
     for name, answer, size in (("scores", scores, 2), ("a", a, 3)):
         held = len(answer) if hasattr(answer, "__len__") else 0
         require(held == size, f"{name} has to hold {size} numbers, as many as it had blanks.")
@@ -329,8 +330,8 @@ def check_by_hand(scores, a, multiplications):
         "c = (x, y, z) and collect what stands beside x, y and z."
         if fits
         else f"a · c1 is {sum(x * c for x, c in zip(given, latents[0].tolist(), strict=True)):g} and has to be "
-        f"{float(q @ keys[0]):g}. Write q · (W_K c) out for an unknown c = (x, y, z): 3 · (first row of W_K · c) + "
-        "1 · (second row · c). What stands beside x is a[0].",
+        f"{float(q @ keys[0]):g}. Write q · (W_K c) out for an unknown c = (x, y, z): {first} · (first row of W_K · c) "
+        f"+ {second} · (second row · c). What stands beside x is a[0].",
     )
     width, rank, tokens = *w_k.shape, 1_000
     expect = {"each key first": tokens * (width * rank + width), "a first": width * rank + tokens * rank}
@@ -536,17 +537,17 @@ def check_tokens_that_fit(tokens_that_fit):
 
 
 @exercise("03.10")
-def check_bytes_per_gpu(bytes_per_gpu):
-    llama, deepseek = kv_bytes(get("Llama-3.1-405B"), 1), kv_bytes(get("DeepSeek-V3"), 1)
+def check_bytes_per_gpu(bytes_per_gpu, *, split="Llama-3.1-405B"):
+    llama, deepseek = kv_bytes(get(split), 1), kv_bytes(get("DeepSeek-V3"), 1)
     checks = {
-        ("Llama-3.1-405B", 8): (
+        (split, 8): (
             llama / 8,
             {
                 "Each GPU keeps one of the 8 KV heads, not all of them.": llama,
                 "Per GPU, not for all 8.": llama,
             },
         ),
-        ("Llama-3.1-405B", 16): (
+        (split, 16): (
             llama / 8,
             {
                 "There are 8 KV heads for 16 GPUs, and a head is not cut in half: each is kept on two GPUs.": llama
@@ -569,7 +570,7 @@ def check_bytes_per_gpu(bytes_per_gpu):
     m, heads = get("DeepSeek-V3").mla, get("DeepSeek-V3").q_heads // 8
     row = m.kv_lora_rank + m.qk_rope_head_dim
     return (
-        f"On 8 GPUs DeepSeek-V3 keeps more cache per GPU than Llama-3.1-405B: {deepseek:,} against {llama // 8:,} "
+        f"On 8 GPUs DeepSeek-V3 keeps more cache per GPU than {split}: {deepseek:,} against {llama // 8:,} "
         f"bytes a token. And each GPU has {heads} of the heads and reads all the latents for them: "
         f"{heads * (row + m.kv_lora_rank) / row:.0f} FLOP/byte, limited by memory."
     )

@@ -1,25 +1,12 @@
 """Known wrong answers of unit 02, and other right ones."""
 
-RIGHT_SIX = """
-kv_bytes_of = {
-    "Llama-2-7b-hf": 524_288,
-    "Llama-3.1-8B": 131_072,
-    "Llama-3.1-70B": 327_680,
-    "Qwen3-4B": 147_456,
-    "Mixtral-8x7B-v0.1": 131_072,
-    "SmolLM2-135M": 23_040,
-}
-"""
+
+def six(name, value):
+    return f"kv_bytes_of = {{**kv_bytes_of, {name}: {value}}}"
 
 
-def six(**changes):
-    return RIGHT_SIX + "\n".join(
-        f'kv_bytes_of["{name.replace("_", "-")}"] = {value}' for name, value in changes.items()
-    )
-
-
-def equal(llama2, llama3):
-    return f'tokens_where_equal = {{"Llama-2-7b-hf": {llama2}, "Llama-3.1-8B": {llama3}}}'
+def equal(old="tokens_where_equal[G.a]", new="tokens_where_equal[G.b]"):
+    return f"tokens_where_equal = {{G.a: {old}, G.b: {new}}}"
 
 
 def kv(body):
@@ -61,32 +48,32 @@ WRONG = {
         ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "forgot V"),
         ("kv_bytes_of = {name: value / 2 for name, value in kv_bytes_of.items()}", "counted elements"),
         ("kv_bytes_of = {name: value / 4 for name, value in kv_bytes_of.items()}", "forgot V and counted elements"),
-        (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-8B"] = 2 * 32 * 32 * 128 * 2', "query heads"),
-        (RIGHT_SIX + 'kv_bytes_of["Qwen3-4B"] = 2 * 36 * 8 * 80 * 2', "head_dim"),
-        (RIGHT_SIX + 'kv_bytes_of["Mixtral-8x7B-v0.1"] = 8 * 131_072', "experts"),
+        (six("G.b", "G.query"), "query heads"),
+        (six("G.d", "G.narrow"), "head_dim"),
+        (six('"Mixtral-8x7B-v0.1"', "8 * 131_072"), "experts"),
         ("kv_bytes_of = {name: value * 8 for name, value in kv_bytes_of.items()}", "bits"),
-        (RIGHT_SIX + 'kv_bytes_of["SmolLM2-135M"] = 2 * 3 * 64 * 2', "one layer"),
-        (RIGHT_SIX + 'kv_bytes_of["Llama-3.1-70B"] = "327680"', "without quotes"),
-        (RIGHT_SIX + 'del kv_bytes_of["Qwen3-4B"]', "has no entry"),
+        (six("G.f", "G.one"), "one layer"),
+        (six("G.c", '"327680"'), "without quotes"),
+        ("del kv_bytes_of[G.d]\nkv_bytes_of = kv_bytes_of", "has no entry"),
     ],
     "02.2": [
-        (equal("6.738e9 * 2 / 524_288", 114_515), "input embedding"),
-        (equal(25_204, "8.030e9 * 2 / 131_072"), "input embedding"),
-        (equal("2 * 25_204", "2 * 114_515"), "forgot V"),
-        (equal(25_204, "7.505e9 / 131_072"), "not bytes"),
-        (equal(25_204, "7.505e9 * 2 / (4 * 131_072)"), "query heads"),
-        (equal("32 * 25_204", 114_515), "one layer"),
-        (equal("-25_204", 114_515), "sign"),
+        (equal(old="G.a_all * 2 / G.a_bytes"), "input embedding"),
+        (equal(new="G.b_all * 2 / G.b_bytes"), "input embedding"),
+        (equal("2 * tokens_where_equal[G.a]"), "forgot V"),
+        (equal(new="(G.b_all - G.b_table) / G.b_bytes"), "not bytes"),
+        (equal(new="(G.b_all - G.b_table) * 2 / G.query"), "query heads"),
+        (equal("G.a_layers * tokens_where_equal[G.a]"), "one layer"),
+        (equal("-tokens_where_equal[G.a]"), "sign"),
     ],
     "02.3": [
-        ("largest_batch = int((24e9 - 7.505e9 * 2) / (4_096 * 131_072))", "takes up memory"),
-        ("largest_batch = 15", "rounded up"),
-        ("largest_batch = (24e9 - 8.030e9 * 2) / (4_096 * 131_072)", "round down"),
-        ("largest_batch = (24 * 2**30 - 16.06e9) // (4_096 * 131_072)", "1 GB is 1e9"),
-        ("largest_batch = 24e9 // (4_096 * 131_072)", "forgot the weights"),
-        ("largest_batch = (24e9 - 16.06e9) // (4_096 * 65_536)", "forgot V"),
-        ("largest_batch = int((24e9 - 16.06e9) / (4_096 * 524_288))", "query heads"),
-        ("largest_batch = int((24e9 - 8.03e9) / (4_096 * 131_072))", "1 byte for a bfloat16 parameter"),
+        ("largest_batch = int((G.gb * 1e9 - (G.b_all - G.b_table) * 2) / (G.length * G.b_bytes))", "takes up memory"),
+        ("largest_batch = largest_batch + 1", "rounded up"),
+        ("largest_batch = (G.gb * 1e9 - G.b_all * 2) / (G.length * G.b_bytes)", "round down"),
+        ("largest_batch = (G.gb * 2**30 - G.b_all * 2) // (G.length * G.b_bytes)", "1 GB is 1e9"),
+        ("largest_batch = G.gb * 1e9 // (G.length * G.b_bytes)", "forgot the weights"),
+        ("largest_batch = (G.gb * 1e9 - G.b_all * 2) // (G.length * G.b_bytes / 2)", "forgot V"),
+        ("largest_batch = int((G.gb * 1e9 - G.b_all * 2) / (G.length * G.query))", "query heads"),
+        ("largest_batch = int((G.gb * 1e9 - G.b_all) / (G.length * G.b_bytes))", "1 byte for a bfloat16 parameter"),
     ],
     "02.4": [
         (kv("g.layers * g.kv_heads * g.head_dim * bytes_per_element"), "forgot V"),
@@ -179,13 +166,19 @@ WRONG = {
 
 RIGHT = {
     "02.1": [
-        RIGHT_SIX,
         "kv_bytes_of = {name: np.float64(value) for name, value in kv_bytes_of.items()}",
         "kv_bytes_of = {name: value + 1e-4 for name, value in reversed(kv_bytes_of.items())}",
         "from helpers.models.counts import kv_bytes\nkv_bytes_of = {name: kv_bytes(get(name), 1) for name in SIX}",
     ],
-    "02.2": [equal(25_204, 114_512), equal("np.int64(25_200)", "114_500.0"), equal(24_960, 115_600)],
-    "02.3": ["largest_batch = 14.0", "largest_batch = (24e9 - 16.06e9) // (4_096 * 131_072)"],
+    "02.2": [
+        equal("round(tokens_where_equal[G.a])", "1.00001 * tokens_where_equal[G.b]"),
+        equal("np.int64(tokens_where_equal[G.a])", "0.9998 * tokens_where_equal[G.b]"),
+        equal("0.9905 * tokens_where_equal[G.a]", "1.0095 * tokens_where_equal[G.b]"),
+    ],
+    "02.3": [
+        "largest_batch = float(largest_batch)",
+        "largest_batch = (G.gb * 1e9 - G.b_all * 2) // (G.length * G.b_bytes)",
+    ],
     "02.4": [
         kv("sum(2 * g.kv_heads * g.head_dim * bytes_per_element for _ in range(g.layers))"),
         kv("np.float64(2 * g.layers * g.kv_heads * g.head_dim * bytes_per_element)"),

@@ -1,17 +1,14 @@
 """Known wrong answers of unit 03, each with the words that have to name its slip, and other right answers."""
 
-BYTES = """kv_bytes_of = {{"Llama-2-7b-hf": 524_288, "Llama-4-Maverick-17B-128E": 196_608, "gpt-oss-120b": 73_728,
-    "falcon-7b": 8_192, "DeepSeek-V2-Lite": 31_104, "DeepSeek-V3": 70_272}} | {}"""
+BYTES = "kv_bytes_of = kv_bytes_of | {}"
 FACTORS = """times_smaller = {{"Maverick: GQA over MHA": 5, "V3: MLA over its own 128 heads": 71.1,
     "V3: MLA over GQA-8": 3.556, "V3: MLA over MQA": 0.4444}} | {}"""
 SAVED = """saved_percent = {{"both bfloat16": 82.24, "V2 at 6 bits": 93.34}} | {}"""
 INTENSITY = """flop_per_byte = {{"MHA": 1, "GQA-8, 64 query heads": 8, "MLA, 128 query heads": 241.8}} | {}"""
 POOL = """tokens_that_fit = {{"padded": 85_974, "latent": 1_222_735}} | {}"""
-BY_HAND = """scores, a = {}, {}
-multiplications = {{"each key first": 8_000, "a first": 3_006}} | {}"""
+BY_HAND = "scores, a, multiplications = {}, {}, multiplications | {}"
 ABSORB = "def absorb_query(q_nope, w_uk):\n    return "
-GPUS = """bytes_per_gpu = {{("Llama-3.1-405B", 8): 64_512, ("Llama-3.1-405B", 16): 64_512,
-    ("DeepSeek-V3", 8): 70_272}} | {}"""
+GPUS = "bytes_per_gpu = bytes_per_gpu | {}"
 
 
 def grouped(body):
@@ -42,10 +39,10 @@ WRONG = {
     "03.1": [
         (BYTES.format('{"DeepSeek-V3": 61 * 512 * 2}'), "rotary key"),
         (BYTES.format('{"DeepSeek-V3": 61 * 128 * 320 * 2}'), "every head, which MLA does not store"),
-        (BYTES.format('{"DeepSeek-V2-Lite": 27 * 2 * 576 * 2}'), "two times"),
+        (BYTES.format("{G.mla: G.mla_layers * 2 * 576 * 2}"), "two times"),
         (BYTES.format('{"Llama-4-Maverick-17B-128E": 983_040}'), "counted query heads"),
-        (BYTES.format('{"Llama-2-7b-hf": 262_144}'), "forgot V"),
-        (BYTES.format('{"gpt-oss-120b": 2 * 36 * 8 * 45 * 2}'), "hidden / query heads"),
+        (BYTES.format("{G.mha: kv_bytes_of[G.mha] / 2}"), "forgot V"),
+        (BYTES.format("{G.gqa: G.narrow}"), "hidden / query heads"),
         (BYTES.format('{"falcon-7b": 256}'), "forgot the layers"),
         (BYTES.format('{"falcon-7b": "8192"}'), "without quotes"),
     ],
@@ -148,15 +145,15 @@ WRONG = {
         ("repeat_traffic = 17 / 8", "caches of MHA"),
     ],
     "03.6a": [
-        (BY_HAND.format("[3, 6]", "[3, 1, 5]", "{}"), "left the query out"),
-        (BY_HAND.format("[6, 5]", "[3, 1, 5]", "{}"), "other latent"),
-        (BY_HAND.format("[5, 1]", "[3, 1, 5]", "{}"), "as if they were the key"),
-        (BY_HAND.format("[5, 6]", "[1, 2, 4]", "{}"), "for every latent"),
-        (BY_HAND.format("[5, 6]", "[3, 1, 0]", "{}"), "What stands beside x"),
-        (BY_HAND.format("[5, 6]", "[3, 1]", "{}"), "as many as it had blanks"),
-        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"each key first": 6_000}'), "products with q"),
-        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"a first": 9_000}'), "the same for all"),
-        (BY_HAND.format("[5, 6]", "[3, 1, 5]", '{"a first": 3_000}'), "making a, once"),
+        (BY_HAND.format("G.sums", "a", "{}"), "left the query out"),
+        (BY_HAND.format("scores[::-1]", "a", "{}"), "other latent"),
+        (BY_HAND.format("[scores[0], G.cut[1]]", "a", "{}"), "as if they were the key"),
+        (BY_HAND.format("scores", "G.fits", "{}"), "for every latent"),
+        (BY_HAND.format("scores", "[a[0] + 1, a[1], a[2]]", "{}"), "What stands beside x"),
+        (BY_HAND.format("scores", "a[:2]", "{}"), "as many as it had blanks"),
+        (BY_HAND.format("scores", "a", '{"each key first": 6_000}'), "products with q"),
+        (BY_HAND.format("scores", "a", '{"a first": 9_000}'), "the same for all"),
+        (BY_HAND.format("scores", "a", '{"a first": 3_000}'), "making a, once"),
     ],
     "03.6b": [
         (
@@ -265,8 +262,8 @@ WRONG = {
         (POOL.format('{"padded": 442_368}'), "bytes a token"),
     ],
     "03.10": [
-        (GPUS.format('{("Llama-3.1-405B", 8): 516_096}'), "one of the 8 KV heads"),
-        (GPUS.format('{("Llama-3.1-405B", 16): 32_256}'), "not cut in half"),
+        (GPUS.format("{(G.split, 8): G.split_all}"), "one of the 8 KV heads"),
+        (GPUS.format("{(G.split, 16): G.split_all / 16}"), "not cut in half"),
         (GPUS.format('{("DeepSeek-V3", 8): 8_784}'), "nothing is split"),
         (GPUS.format('{("DeepSeek-V3", 8): 562_176}'), "each keeps one copy"),
         (GPUS.format('{("DeepSeek-V3", 8): float("nan")}'), "NaN"),
@@ -318,8 +315,8 @@ RIGHT = {
     ],
     "03.5": ["repeat_traffic = 17.0", "repeat_traffic = torch.tensor(17)"],
     "03.6a": [
-        BY_HAND.format("(5.0, 6)", "[3, np.float64(1), 5]", "{}"),
-        BY_HAND.format("np.array([5, 6])", "torch.tensor([3.0, 1, 5])", '{"a first": 3_006.0}'),
+        BY_HAND.format("(float(scores[0]), scores[1])", "[np.float64(a[0]), *a[1:]]", "{}"),
+        BY_HAND.format("np.array(scores)", "torch.tensor(a).float()", '{"a first": 3_006.0}'),
     ],
     "03.6b": [
         ABSORB + "(q_nope[:, :, None] @ w_uk)[:, :, 0]",
