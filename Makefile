@@ -3,6 +3,7 @@
 VENV := .venv
 BUDGET ?= quick
 UNITS ?=
+DEVICE ?= auto
 LAB_ARGS ?=
 ARGS ?=
 
@@ -25,14 +26,15 @@ help:
 	@echo "make score      grade your own work/ and say what is missing               UNITS=\"01 02\""
 	@echo "make doctor     one page about this machine, with what to do where something is wrong"
 	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
-	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full UNITS=\"01 02\""
+	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full DEVICE=cpu UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
 	@echo "make exercises  build docs/exercises.md: all exercises and what goes wrong"
 	@echo "make variant    the course with other numbers, for a class or each learner SEED=2027 ARGS=\"--learners roster.txt\""
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
-	@echo "make test       prove all of it: lint, tests, notebooks, course, grading"
+	@echo "make test       prove all of it: lint, tests, notebooks, course, grading   DEVICE=cpu"
 	@echo "make test-all   the same, the site in a browser, and a class on a hub"
 	@echo "make site       the course as static pages in build/site/"
+	@echo "make wheels     ask the package index for the pins' wheels, for Macs and for Linux on aarch64"
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
 	@echo "make record     record this device's measurements for the course           ARGS=\"…\""
@@ -53,7 +55,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course exercises grade variant grade-proof test test-all site bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course exercises grade variant grade-proof test test-all site wheels bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -70,7 +72,7 @@ notebooks: $(AUTHORING)/.installed
 	@$(AUTHORING)/bin/python -m tools.build $(UNITS)
 
 course: $(READY)
-	@$(RUN) tools.course --budget $(BUDGET) $(UNITS)
+	@$(RUN) tools.course --budget $(BUDGET) --device $(DEVICE) $(UNITS)
 
 exercises: $(READY)
 	@$(RUN) tools.exercises
@@ -85,13 +87,16 @@ grade-proof: $(READY)
 	@$(RUN) tools.grade_proof $(ARGS)
 
 test: $(READY)
-	@$(RUN) tools.proof
+	@$(RUN) tools.proof --device $(DEVICE)
 
 test-all: $(READY) $(VENV)/.installed-test-all
-	@$(RUN) tools.proof --all
+	@$(RUN) tools.proof --device $(DEVICE) --all
 
 site: $(READY) $(VENV)/.installed-site
 	@$(RUN) tools.site
+
+wheels: $(READY)
+	@$(RUN) tools.wheels all
 
 bench: $(READY)
 	@$(RUN) tools.bench $(ARGS)

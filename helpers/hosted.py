@@ -84,20 +84,13 @@ def install(requirements: list[str]) -> None:
 
 
 def unfit_gpu() -> str:
-    """What to do about a GPU that is older than all that the installed torch was built for; "" where there is none."""
-    import torch
+    """What to do about a GPU that the installed torch cannot use, such as Kaggle's P100; "" where there is none."""
+    from helpers.clock import driver  # here, for it imports torch
 
-    built = [int(arch.removeprefix("sm_")) for arch in torch.cuda.get_arch_list() if re.fullmatch(r"sm_\d+", arch)]
-    if not built or not torch.cuda.is_available():
-        return ""
-    major, minor = torch.cuda.get_device_capability()
-    if 10 * major + minor >= min(built):
-        return ""
-    return (
-        f"This GPU, a {torch.cuda.get_device_name()}, is older than those that the installed PyTorch was built for. On "
-        "Kaggle: Settings → Accelerator → GPU T4 x2, which starts a new machine. Or, in the next cell, "
-        'device = "cpu".'
-    )
+    problem = driver.problem()
+    if problem and "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+        problem += ". Or choose another: Settings → Accelerator → GPU T4 x2, which starts a new machine"
+    return problem and f"The GPU of this machine is not used: {problem}."
 
 
 def _plain(name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import data
-from helpers.clock import devices
+from helpers.clock import computer, devices
 from helpers.clock.devices import DeviceCard
 from helpers.clock.timing import Timing
 
@@ -129,7 +129,7 @@ def test_shown_beside_the_data_sheet(capsys):
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("Tesla T4", "T4"),
         ("Apple M1 Pro GPU", "Apple M1 Pro"),
-        ("Apple M2, 8 threads", "Apple M2"),
+        ("Apple M2, 8 threads", None),  # the sheet is its GPU's: CPU cores alone do not reach its bandwidth
         ("NVIDIA L40S", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA GB200", None),
@@ -283,6 +283,74 @@ def test_too_little_memory_says_how_much_is_needed(monkeypatch):
     monkeypatch.setattr(devices, "free_bytes", lambda _: 2**20)
     with pytest.raises(MemoryError, match="must be free.*close other notebooks"):
         devices.card("cpu", clock=FakeClock())
+
+
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               100000.
+Pages active:                             400000.
+Pages inactive:                           300000.
+Pages speculative:                          5000.
+Pages wired down:                         150000.
+Pages purgeable:                            1000.
+"Translation faults":                  123456789.
+"""
+
+
+def on_a_mac(monkeypatch, answers):
+    monkeypatch.setattr(computer.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(computer.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(computer, "asked", lambda *command: answers.get(" ".join(command), ""))
+
+
+def test_on_a_mac_what_other_programs_use_counts(monkeypatch):
+    """Its GPU has the same memory; here 6.65 GB of it are left of the 20 that Metal recommends."""
+    on_a_mac(monkeypatch, {"vm_stat": VM_STAT})
+    left = 16384 * 406_000
+    assert devices.free_bytes(CPU) == left
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 20e9)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 1e9)
+    assert devices.free_bytes(torch.device("mps")) == left
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 18e9)
+    assert devices.free_bytes(torch.device("mps")) == 2e9
+    on_a_mac(monkeypatch, {})
+    assert devices.free_bytes(CPU) is None
+
+
+def test_an_apple_cpu_has_a_rate_for_its_loops_and_every_card_its_power(monkeypatch, capsys):
+    """Where torch multiplies on a unit that the loops do not have: 4 rows, 0.01 s, in this clock's time."""
+    assert devices.measure_card(CPU, FakeClock()).decode_flops_per_second == 0
+    assert a_card().decode_rate() == 20e12
+    asks = {"pmset -g batt": "Now drawing from 'Battery Power'\n -InternalBattery-0 77%; discharging"}
+    on_a_mac(monkeypatch, asks | {"sysctl -n machdep.cpu.brand_string": "Apple M2\n"})
+    card = devices.measure_card(CPU, FakeClock())
+    seconds = 2 * 4**3 / 1e11
+    assert card.decode_rate() == card.decode_flops_per_second == pytest.approx(2 * 4 * 512 * 512 / seconds)
+    assert card.rate() == pytest.approx(1e11) and card.name.startswith("Apple M2, ") and card.sheet is None
+    card.show()
+    shown = capsys.readouterr().out
+    assert "in a decode step" in shown and "Measured on battery" in shown
+    on_a_mac(monkeypatch, {"pmset -g batt": "Now drawing from 'AC Power'"})
+    assert computer.power() == "mains"
+    on_a_mac(monkeypatch, {})
+    assert computer.power() == ""
+
+
+def test_last_level_caches_that_a_process_may_use_add_up(tmp_path):
+    """Two chips with a cache of 32 MB each, one of 1 MB for each core, and a core that is not ours."""
+
+    def core(number, shared):
+        for index, (level, size, cores) in enumerate(((1, "32K", number), (2, "1024K", number), (3, "32768K", shared))):
+            folder = tmp_path / f"cpu{number}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            for name, content in {"level": level, "size": size, "shared_cpu_list": cores}.items():
+                (folder / name).write_text(f"{content}\n")
+
+    for number, shared in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        core(number, shared)
+    assert computer._last_level_bytes(tmp_path, [0]) == computer._last_level_bytes(tmp_path, [0, 1]) == 32 * 2**20
+    assert computer._last_level_bytes(tmp_path, range(4)) == 64 * 2**20
+    assert computer._last_level_bytes(tmp_path, [9]) == 0
+    assert computer.cache_bytes(CPU) > 0
 
 
 def test_free_memory_is_a_count_or_unknown():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ipykernel.ipkernel import IPythonKernel
 
+from helpers import threads
 from tools.units import ROOT, CourseError, notebook_text, write_whole
 
 MANIFEST = ".released.json"
@@ -142,6 +143,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     sys.stdout.flush()
     # What nbgrader adds for instructors, and a question about Jupyter's news, would only puzzle a learner.
     settings = os.pathsep.join(filter(None, [str(ROOT / "tools" / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]))
+    threads.settle(os.environ)  # for notebooks that import torch before helpers
     environment = os.environ | {"COURSE_HOME": str(work / ".course"), "JUPYTER_CONFIG_PATH": settings}
     os.execve(sys.executable, command + passed_on, environment)
 

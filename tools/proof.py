@@ -51,11 +51,11 @@ def tests() -> list[tuple[str, bool]]:
     return [("pytest", parallel.returncode == 0), ("pytest, alone on the machine", alone.returncode in (0, 5))]
 
 
-def executed() -> list[tuple[str, bool]]:
+def executed(device: str = "auto") -> list[tuple[str, bool]]:
     """Every solution runs from top to bottom at the quick budget, in the memory that the course promises."""
     runs = []
     for unit in find():
-        runs.append(course.run(unit, "quick"))
+        runs.append(course.run(unit, "quick", device))
         print(f"{unit.name}: {runs[-1].seconds:.0f} s" + (f"\n{runs[-1].error}" if runs[-1].error else ""), flush=True)
     if runs:
         print(course.table(runs))
@@ -131,6 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = STAGES | BEYOND
     usual = f"any of: {', '.join(known)}; without --all the first {len(STAGES)} by default"
     parser.add_argument("stages", nargs="*", choices=[[], *known], help=usual)
+    parser.add_argument("--device", default="auto", help="what the solutions run on: auto, cpu, cuda or mps")
     parser.add_argument("--all", action="store_true", help="also the site in a browser, and a hub")
     options = parser.parse_args(arguments)
     checks, times = [], []
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n== {name}", flush=True)
         start = time.monotonic()
         try:
-            checks += known[name]()
+            checks += executed(options.device) if name == "executed" else known[name]()
         except CourseError as error:
             print(error)
             checks.append((name, False))

@@ -32,6 +32,11 @@ else
     }
 fi
 
+# What torch and numba have no wheels for is said here; pip would only say that it found no version.
+case " $* " in
+*" -e "*) "$python" "$(dirname "$0")/wheels.py" || exit 1 ;;
+esac
+
 # A folder that an interrupted run left half-made, or whose Python is gone, is made anew.
 if ! "$folder/bin/python" -m pip --version >/dev/null 2>&1 ||
     { [ -n "$wanted" ] && [ "$("$folder/bin/python" -V)" != "$("$wanted" -V)" ]; }; then

@@ -8,9 +8,7 @@ import itertools
 import json
 import math
 import os
-import platform
 import re
-import subprocess
 import tempfile
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -18,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from helpers import data, paths
-from helpers.clock import driver
+from helpers import data, kernels, paths
+from helpers.clock import computer, driver
+from helpers.clock.computer import cache_bytes, free_bytes
 from helpers.clock.timing import Clock, Timing, pretty_seconds
 from helpers.numbers import prefixed
 
 # Increase when a card means something else than before, so that old files are measured again.
-CARD_VERSION = 2
+CARD_VERSION = 3
 
 # The buffer that is read to measure bandwidth, unless the caches are so large that it must be larger.
 BUFFER_BYTES = {"cpu": 256 * 2**20, "mps": 1024 * 2**20, "cuda": 2048 * 2**20}
@@ -98,22 +97,9 @@ def name_of(device: torch.device) -> str:
     """What the maker calls it, e.g. "NVIDIA L4" or "AMD EPYC 9654 96-Core Processor, 8 threads"."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    chip = _cpu_name()
+    chip = computer.cpu_name()
     # On a CPU the number of threads that torch uses is part of what is measured.
     return f"{chip} GPU" if device.type == "mps" else f"{chip}, {torch.get_num_threads()} threads"
-
-
-def _cpu_name() -> str:
-    if platform.system() == "Darwin":
-        asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
-        if asked.stdout.strip():
-            return asked.stdout.strip()
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        info = ""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine() or "CPU"
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,9 @@ class DeviceCard:
     read_bytes_per_second     summing a buffer larger than any cache: of memory, where `from_memory` says so
     matmul_flops_per_second   square matrix products, by dtype name; dtypes that crawl are left out
     launch_seconds            one tiny operation, launched in a row with others
+    decode_flops_per_second   the course's own loops, where they multiply on other units than torch; 0 elsewhere
     busy                      the samples disagreed: something else was using the device
+    power                     "mains" or "battery" while it was measured, "" where the system does not say
     buffer_bytes, cache_bytes what was read, and what the last-level cache holds; 0 where it is not known
     """
 
@@ -136,6 +124,8 @@ class DeviceCard:
     busy: bool = False
     buffer_bytes: int = 0
     cache_bytes: int = 0
+    decode_flops_per_second: float = 0.0
+    power: str = ""
     version: int = field(default=CARD_VERSION)
 
     def __post_init__(self):
@@ -169,6 +159,13 @@ class DeviceCard:
             known = ", ".join(self.matmul_flops_per_second)
             raise ValueError(f"this card has no matmul rate for {dtype!r}; it has {known}") from None
 
+    def decode_rate(self) -> float:
+        """FLOPs per second of a decode step in float32.
+
+        An Apple CPU multiplies matrices on a unit of its own, which torch uses and the course's loops do not.
+        """
+        return self.decode_flops_per_second or self.rate("float32")
+
     def ridge(self, dtype: str = "float32") -> float:
         """FLOPs per byte at which reading and multiplying take equally long."""
         return self.rate(dtype) / self.read_bytes_per_second
@@ -195,6 +192,8 @@ class DeviceCard:
             printed = sheet.get("dense_bf16_TFLOPs") if dtype in ("bfloat16", "float16") else None
             shown = f"{prefixed(rate, 'FLOP/s'):>12}" + _beside(rate, printed, 1e12, "TFLOP/s")
             lines.append(f"  multiplies {dtype:<9}{shown}")
+        if self.decode_flops_per_second:
+            lines.append(f"  in a decode step    {prefixed(self.decode_flops_per_second, 'FLOP/s'):>12}")
         lines.append(f"  launches one op in  {pretty_seconds(self.launch_seconds):>12}")
         lines.append(f"  ridge point         {self.ridge():>6.1f} FLOP/B in float32")
         if not sheet:
@@ -204,6 +203,8 @@ class DeviceCard:
                 f"  The cache of {prefixed(self.cache_bytes, 'B')} may have held up to "
                 f"{min(1.0, self.cache_bytes / self.buffer_bytes):.0%} of what was read: memory alone is slower."
             )
+        if self.power == "battery":
+            lines.append("  Measured on battery. Plugged in it may be faster: devices.card(refresh=True).")
         if self.busy:
             lines.append(
                 "  The machine was busy: close what else runs, then\n"
@@ -221,43 +222,14 @@ def _beside(measured: float, printed: float | None, size: float, unit: str) -> s
 def data_sheet(name: str) -> dict | None:
     """The data sheet of a device by the name its driver gives it; None when the course has none."""
     rows = {row["id"]: row for row in data.load("devices")}
-    chip = re.sub(r" GPU$|, \d+ threads$", "", name) if name.startswith("Apple") else name
+    # An Apple chip's sheet is its GPU's: its CPU cores alone do not reach the memory's bandwidth.
+    chip = name.removesuffix(" GPU") if name.startswith("Apple") and name.endswith(" GPU") else name
+    if name.startswith("Apple") and chip == name:
+        return None
     for pattern, row in SHEETS:
         if re.fullmatch(pattern, chip):
             return rows.get(row or chip)
     return None
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be allocated on `device`, as far as the system says; None when it does not."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    limits = []
-    try:
-        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-        if found:
-            limits.append(int(found[1]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # not Linux, no control group, or a group without a limit ("max")
-    return min(limits) if limits else None
-
-
-def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache level, bytes: 32 MB where a CPU's system does not say, 128 MB for every accelerator."""
-    if device.type != "cpu":
-        return 128 * 2**20
-    sizes = [0]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            number, unit = re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()).groups()
-        except (OSError, AttributeError):
-            continue
-        sizes.append(int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit])
-    return max(sizes) or 32 * 2**20
 
 
 # Cards measured while the machine was busy, by device.
@@ -354,6 +326,8 @@ def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> De
         busy=crowded or best.verdict == "busy",
         buffer_bytes=buffer.nbytes,
         cache_bytes=cache_bytes(device),
+        decode_flops_per_second=_decode_rate(device, clock) if computer.is_apple_cpu(device) else 0.0,
+        power=computer.power(),
     )
 
 
@@ -452,7 +426,8 @@ def _matmul_rate(
     size, rate = 256, 0.0
     while size <= 8192:
         try:
-            a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+            # Random numbers: of ones and zeros too few wires change, and a chip that saves that power clocks higher.
+            a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
             timed = clock.measure(lambda a=a, b=b: a @ b, enough_seconds, min_samples=5, progress=False)
         except (RuntimeError, TypeError):
             return None
@@ -461,6 +436,14 @@ def _matmul_rate(
             break
         size *= 2
     return rate if rate >= at_least else None
+
+
+def _decode_rate(device: torch.device, clock: Clock, seconds: float = 0.2) -> float:
+    """FLOPs per second of the loops that a decode step of four sequences runs, on weights of 1 MB (from a cache)."""
+    x, weight = torch.rand(4, 512, device=device), torch.rand(512, 512, device=device)
+    linear = kernels.select(device).linear
+    timed = clock.measure(lambda: linear(x, weight), seconds, progress=False)
+    return 2 * x.shape[0] * weight.numel() / timed.best
 
 
 def _time_launch(device: torch.device, clock: Clock, seconds: float, ops: int = 100) -> Timing:

@@ -1,7 +1,7 @@
 """The CPU backend: checks and zero-copy views around the compiled loops of `cpu_kernels`.
 
 Everything is float32 (caches also int8 and packed int4); torch tensors in, torch tensors out. The loops run on as many
-cores as torch uses. They are compiled once per machine, in some forty seconds, and kept on disk; `warm_up` does it
+cores as torch uses. They are compiled once per machine, in some 80 s of CPU, and kept on disk; `warm_up` does it
 ahead of anything that is timed.
 """
 

@@ -456,7 +456,7 @@ estimates.Table(columns, rows)
 from helpers.models.counts import decode_flops
 from helpers.models.decoder import Decoder
 
-ridge, flop_rate = card.ridge(), card.rate("float32")
+ridge, flop_rate = card.ridge(), card.decode_rate()
 arithmetic = {}
 for b in batches:
     flops = [decode_flops(model.geometry, context + 1, b) for context in contexts]

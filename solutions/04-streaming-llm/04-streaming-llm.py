@@ -545,16 +545,14 @@ for ids, found in ((tokens, share), (banana, other)):
 card = devices.card(spot)
 longest = 16_384 if budget == "quick" else 32_768
 contexts = [16, longest // 4, longest // 2, longest]
-batch = 1 if spot.type == "cpu" else 4  # a fast device needs more bytes to show it
+batch = 4 if spot.type == "cuda" else 1  # a fast device needs more bytes to show it
 size = {"capacity": longest + 1, "batch": batch, "device": spot}
 capped = {"sinks": 4, "window": 256, **size}
 caches = {
     "full": FullCache(model.geometry, **size),
     "yours": StreamingCache(model.geometry, **capped),
 }
-if (
-    spot.type == "cuda"
-):  # no graph can replay your step: its list of places has to travel
+if spot.type != "cpu":  # there your list of places has to travel at every step
     caches["engine"] = SinkCache(model.geometry, **capped)
 
 # %%

@@ -972,7 +972,7 @@ print(f"largest difference of {last[0].numel():,} logits: {off:.1e}")
 # Then the time of a step, by bytes and by the clock, with the engine's compiled cascade.
 
 # %%
-far = [4_096] * (budget == "full") + [8_192] * (spot.type != "cpu")
+far = [4_096] * (budget == "full") + [8_192] * (spot.type == "cuda")
 prefixes = [64, 512, 1_536, *far]
 longest = prefixes[-1]
 shared = FullCache(g, longest, device=spot)

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 
-if sys.platform == "linux" and platform.machine() == "x86_64":
+if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
     os.environ["TRITON_INTERPRET"] = "1"
 else:
     # Triton has no wheels here. Everywhere else a missing Triton is an error, not a reason to pass.

@@ -7,9 +7,12 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from tools import wheels
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -98,6 +101,45 @@ def test_setup_refuses_a_python_it_cannot_use(tmp_path):
     )
     assert none.returncode == 1 and "make PYTHON=" in none.stderr
     assert not (tmp_path / "v").exists()
+
+
+@pytest.mark.parametrize(
+    "computer, said",
+    [
+        (("Linux", "x86_64", ""), ""),
+        (("Linux", "aarch64", ""), ""),
+        (("Darwin", "arm64", "14.0"), ""),
+        (("Darwin", "arm64", "26.1"), ""),
+        (("Darwin", "arm64", "13.7.1"), "PyTorch needs macOS 14 or later, and this is 13.7.1"),
+        (("Darwin", "x86_64", "15.2"), "no wheels for Intel Macs"),
+        (("Windows", "AMD64", ""), "wsl --install -d Ubuntu-24.04"),
+        (("MINGW64_NT-10.0", "x86_64", ""), "WSL2"),
+    ],
+)
+def test_a_computer_without_wheels_is_told_what_to_do(computer, said):
+    assert wheels.advice(*computer) == said if not said else said in wheels.advice(*computer)
+
+
+def test_setup_asks_for_wheels_before_pip_and_only_where_torch_is_wanted(tmp_path):
+    """A stand-in for a Python on such a computer: suitable, and refused by tools/wheels.py."""
+    python = tmp_path / "python3"
+    python.write_text(
+        '#!/bin/sh\ncase "$1" in *wheels.py) echo "no wheels here" >&2; exit 1 ;; -c) exit 0 ;; esac\nexit 9\n'
+    )
+    python.chmod(0o755)
+    script, folder = str(ROOT / "tools" / "setup.sh"), str(tmp_path / "v")
+    for what, expected in (("-e .[home]", "no wheels here\n"), ("jupytext", "cannot make a virtual environment")):
+        done = subprocess.run([script, folder, str(python), "--", *what.split()], capture_output=True, text=True)
+        assert done.returncode == 1 and expected in done.stderr
+        assert ("no wheels" in done.stderr) is (what != "jupytext")
+
+
+def test_every_compiled_pin_is_asked_for_elsewhere():
+    """`make wheels` asks the index; here, what it would ask for. Triton is for Linux only."""
+    asked = {target: set(wheels.needed(environment)) for target, (environment, _) in wheels.TARGETS.items()}
+    assert all({"torch", "numba", "numpy", "llvmlite"} <= names for names in asked.values())
+    assert "triton" in asked["Linux on aarch64"] and "triton" not in asked["macOS on Apple chips"]
+    assert not {"jupyterlab", "nbgrader"} & set.union(*asked.values()), "pure Python installs anywhere"
 
 
 def test_this_python_is_one_of_those_supported():
