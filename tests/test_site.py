@@ -17,8 +17,8 @@ def test_bars_widgets_and_colours_do_not_reach_a_page():
     cell = {
         "outputs": [
             printed("before\n"),
-            printed(["weights:  10 %|##   | 00:01\r", "weights: 100 %|#####| 00:09\r", "   \r"]),
-            printed("\x1b[32mafter\x1b[0m\n"),
+            *map(printed, ["\rweights:  10 %|##   | 00:01", "\rweights: 100 %|#####| 00:09", "\r      "]),
+            printed(["\r\x1b[32mafter", "\x1b[0m\n"]),
             {"output_type": "display_data", "data": widget, "metadata": {}},
             {"output_type": "execute_result", "data": {"text/html": "<table>", "text/plain": "t"}, "metadata": {}},
         ]

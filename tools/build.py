@@ -106,8 +106,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         print(error)
         return 1
     if start is not None:
-        path = "notebooks/START.ipynb"
-        built[root / path] = notebook_text(fetching(start, root, path)).encode()
+        place = "notebooks/START.ipynb"
+        built[root / place] = notebook_text(fetching(start, root, place)).encode()
     for unit in units:
         try:
             built |= build(unit)

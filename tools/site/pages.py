@@ -72,12 +72,9 @@ def outputs(cell: dict) -> list[dict]:
     kept = []
     for output in cell.get("outputs", []):
         if output["output_type"] == "stream":
-            printed = _lines(output["text"])
-            # A bar that went away leaves nothing; what is printed before and after belongs together.
-            if printed.strip() and kept and kept[-1]["output_type"] == "stream":
-                kept[-1]["text"] += printed
-            elif printed.strip():
-                kept.append({"output_type": "stream", "name": "stdout", "text": printed})
+            if not kept or kept[-1]["output_type"] != "stream":
+                kept.append({"output_type": "stream", "name": "stdout", "text": ""})
+            kept[-1]["text"] += "".join(output["text"])
         elif output["output_type"] in ("display_data", "execute_result"):
             best = next((form for form in SHOWN if form in output["data"]), None)
             if best and not any("widget" in form for form in output["data"]):
@@ -88,7 +85,10 @@ def outputs(cell: dict) -> list[dict]:
                         "metadata": output.get("metadata", {}),
                     }
                 )
-    return kept
+    for output in kept:
+        if output["output_type"] == "stream":
+            output["text"] = _lines(output["text"])
+    return [output for output in kept if output["output_type"] != "stream" or output["text"].strip()]
 
 
 def alt_text(output: dict, heading: str) -> str:
@@ -108,10 +108,10 @@ def _executed(unit: Unit) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def _lines(printed: str | list[str]) -> str:
+def _lines(printed: str) -> str:
     """Printed text as a terminal leaves it: what was overwritten after a carriage return is gone."""
-    whole = ANSI.sub("", printed if isinstance(printed, str) else "".join(printed))
-    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in whole.split("\n"))
+    lines = ANSI.sub("", printed).split("\n")
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in lines)
 
 
 def _look(role: str, heading: str) -> dict:

@@ -12,6 +12,7 @@ from tools.source import kind, text
 from tools.units import Unit
 
 ROOM = 15  # lines of text on a slide
+MOST_ROWS = 8  # of a table in letters of the usual size
 LINE = 92  # characters on a line of it
 NEIGHBOUR = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")  # a link to another notebook, which slides do not lie beside
 MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -105,4 +106,5 @@ def _shown(output: dict, heading: str, folder: Path, name: str) -> str:
         return f"![{pages.alt_text(output, heading)}]({name}.{suffix})"
     if form == "text/plain":
         return f"<pre>{html.escape(content.strip())}</pre>"
-    return re.sub(r"\n\s*\n", "\n", content)
+    dense = ' class="dense"' if content.count("<tr") > MOST_ROWS else ""
+    return f"<div{dense}>" + re.sub(r"\n\s*\n", "\n", content) + "</div>"
