@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from helpers.kernels import cuda
+from helpers.kernels import cuda, quantize
+from helpers.models import rope
 
 CAPACITY = 128  # tokens: two tiles of 64
 LENGTHS = (101, 0, 1, 128)  # in one batch: odd, empty, a single token, full
@@ -102,6 +103,16 @@ def cases(dtype: torch.dtype, device="cpu", fp8: bool = True) -> dict[str, Calla
         "2 tokens, int4": lambda: _int4(dtype, device, groups=2, columns=False, zeros=True, tokens=2),
         "4 tokens, latent": lambda: _latent(dtype, device, tokens=4),
         "3 tokens, shared prefix": lambda: _cascade(dtype, device, tokens=3),
+        "newest token": lambda: _newest("float32", dtype, device),
+        "newest token of unequal sequences": lambda: _newest("float32", dtype, device, ragged=True),
+        "3 newest tokens": lambda: _newest("float32", dtype, device, tokens=3),
+        "newest token, int8": lambda: _newest("int8", dtype, device),
+        "2 newest tokens, int8": lambda: _newest("int8", dtype, device, tokens=2),
+        "newest token, int4, groups": lambda: _newest("int4", dtype, device, groups=2),
+        "2 newest tokens, int4, one scale": lambda: _newest("int4", dtype, device, groups=1, tokens=2),
+        "first token, int8": lambda: _newest("int8", dtype, device, length=1),
+        "first token, int4": lambda: _newest("int4", dtype, device, length=1),
+        "around attention": lambda: _block(dtype, device),
     }
     if fp8:
         made["fp8"] = lambda: _fp8(dtype, device, scales=False)
@@ -278,5 +289,90 @@ def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77, tokens=1):
         "shared prefix",
         lambda: (cuda.cascade_attention(q, prefix_k, prefix_v, prefix, k, v, _lengths(device)),),
         attention(q, whole_k, whole_v, [prefix + length for length in LENGTHS], dim**-0.5, least=prefix)[:1],
+        TOLERANCE[dtype],
+    )
+
+
+def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, heads=6, kv_heads=2, dim=32):
+    """The newest tokens' way into a cache and their queries' answer, as a decode step asks for them.
+
+    What came before them was put there by torch; behind them, and in another layer, lies what must not count.
+    """
+    lengths = (length, 3, 64, 128) if ragged else (length,) * 4
+    batch, starts = len(lengths), [length - tokens for length in lengths]
+    cos, sin = rope.tables(CAPACITY, dim, 10_000.0, device)
+    made = _random(batch, CAPACITY, heads + 2 * kv_heads, dim, dtype=dtype, device=device, seed=15).transpose(1, 2)
+    _, k, v = made.split((heads, kv_heads, kv_heads), dim=1)
+    rows = {"k": rope.rotate(k, cos, sin), "v": v}
+    stored, restored = [], []
+    for x in rows.values():
+        if kind == "float32":
+            parts, values = (x,), x.double()
+        elif kind == "int8":
+            parts = quantize.int8_per_token(x)
+            values = parts[0].double() * parts[1].double()[..., None]
+        else:
+            levels, scale, zero = quantize.per_token(x, 4, dim // groups)
+            parts = quantize.pack_int4(levels), scale, zero
+            wide, offset = (part.double().repeat_interleave(dim // groups, dim=-1) for part in (scale, zero))
+            values = levels.double() * wide + offset
+        restored.append(values)
+        for part in parts:
+            layer = part.clone()
+            for b, start in enumerate(starts):
+                layer[b, :, start:] = 99
+            stored.append(torch.stack((torch.full_like(layer, 99), layer)))
+    newest = torch.stack([made[b, :, start : start + tokens] for b, start in enumerate(starts)])
+    newest = newest.transpose(1, 2).contiguous().transpose(1, 2)  # laid out as a decoder has them
+    new_q, new_k, new_v = newest.split((heads, kv_heads, kv_heads), dim=1)
+    ends = list(zip(starts, lengths, strict=True))
+    angles = (torch.stack([table[start:end] for start, end in ends])[:, None] for table in (cos, sin))
+    turned = rope.rotate(new_q, *angles)
+    places, counts = (torch.tensor(x, device=device) for x in (starts, lengths))
+
+    def run():
+        bound = cuda.BoundCache(kind, stored, cos, sin)
+        bound.append(1, places if ragged else starts[0], new_k, new_v)
+        if ragged:
+            return (bound.attend(1, None, new_q, counts.int()),)
+        return (bound.attend(1, starts[0], new_q),)
+
+    return Case(
+        f"newest token, {kind}",
+        run,
+        attention(turned, *restored, lengths, dim**-0.5)[:1],
+        TOLERANCE[dtype] if kind == "float32" else max(TOLERANCE[dtype], TOLERANCE[torch.float16]),
+    )
+
+
+def _block(dtype, device, batch=3, hidden=48, heads=64, intermediate=1040, eps=1e-5):
+    """A layer but for its attention: norm and product before it; products, sums, norm and gate behind it."""
+    shapes = {
+        "qkv": (96, hidden),
+        "out": (hidden, heads),
+        "gate_up": (2 * intermediate, hidden),
+        "down": (hidden, intermediate),
+    }
+    weights = {
+        name: (_random(*shape, dtype=torch.float32, device=device, seed=16 + i) * shape[1] ** -0.5).to(dtype)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    norm = 1 + _random(hidden, dtype=dtype, device=device, seed=20) / 4
+    x, mixed = (_random(batch, width, dtype=dtype, device=device, seed=21) for width in (hidden, heads))
+
+    def normed(x):
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.double()
+
+    w = {name: weight.double() for name, weight in weights.items()}
+    h = x.double() + mixed.double() @ w["out"].T
+    gate, up = (normed(h) @ w["gate_up"].T).chunk(2, dim=-1)
+    expected = normed(x.double()) @ w["qkv"].T, h + (gate * torch.sigmoid(gate) * up) @ w["down"].T
+    return Case(
+        "around attention",
+        lambda: (
+            cuda.bind_norm_linear(norm, eps, weights["qkv"])(x),
+            cuda.bind_finish_block(weights["out"], norm, eps, weights["gate_up"], weights["down"])(mixed, x),
+        ),
+        expected,
         TOLERANCE[dtype],
     )

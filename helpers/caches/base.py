@@ -8,6 +8,7 @@ under the real clock, like any other.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ class KVCache(ABC):
     keeps_latents = False  # rows of MLA instead of keys and values
     any_float = False  # takes keys and values of another floating type than it computes in
     ragged = True  # the sequences may differ in length
-    bound = None  # the backend's way with the newest tokens, see `_bind`
+    bound: Any = None  # the backend's way with the newest tokens, see `_bind`
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class StaticCache(FullCache):
         self.counts = torch.zeros(self.batch, dtype=torch.int32, device=self.device)
         self.positions = torch.zeros(self.batch, dtype=torch.long, device=self.device)
         self.sequences = torch.arange(self.batch, device=self.device)
+        self._bound_places = self.kernels.CAPABILITIES.bound_places
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if k.shape[2] > 1:
@@ -31,6 +32,9 @@ class StaticCache(FullCache):
         if layer == 0:
             self.positions.copy_(self.counts)
             self.counts.add_(1)
+        if self._bound_places:
+            self.bound.append(layer, self.positions, k, v)
+            return
         k = rope.rotate(k, *self._angles())
         self.keys[layer][self.sequences, :, self.positions] = k[:, :, 0]
         self.values[layer][self.sequences, :, self.positions] = v[:, :, 0]
@@ -39,6 +43,8 @@ class StaticCache(FullCache):
         if q.shape[2] > 1:
             return super().attend(layer, q)
         self._check_query(layer, q)
+        if self._bound_places:
+            return self.bound.attend(layer, None, q, self.counts)
         q = rope.rotate(q, *self._angles())
         return self.kernels.decode_attention(q, self.keys[layer], self.values[layer], self.counts)
 

@@ -74,8 +74,9 @@ class Capabilities:
     Attributes:
         dtypes: of queries and unquantised caches.
         capacity_multiple: tokens; the capacity of a cache that it reads is a multiple of this.
-        bound_caches: it has `BoundCache`, which handles the newest tokens of a contiguous cache in two launches.
+        bound_caches: it has `BoundCache`, which handles the newest tokens of a contiguous cache in two calls.
         bound_blocks: it has `bind_norm_linear` and `bind_finish_block`, which run all of a layer but its attention.
+        bound_places: its `BoundCache` also takes positions and lengths as tensors [batch] on the device.
         fp8: it has `decode_attention_fp8`.
         scales_per_channel: its `decode_attention_int4` takes a scale for a dim of a block of tokens.
     """
@@ -84,6 +85,7 @@ class Capabilities:
     capacity_multiple: int = 1
     bound_caches: bool = False
     bound_blocks: bool = False
+    bound_places: bool = False
     fp8: bool = False
     scales_per_channel: bool = False
 

@@ -9,17 +9,39 @@ A cache dimension [.., capacity, ..] is a multiple of CAPACITY_MULTIPLE tokens a
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from helpers import kernels
-from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels, reference
+from helpers.kernels import Capabilities, KernelUnsupported, cuda_kernels, cuda_steps, quantize, reference
+from helpers.kernels.cuda_steps import bind_finish_block, bind_norm_linear
 from helpers.kernels.launches import Launch, launch, power_of_two
+
+__all__ = [
+    "CAPABILITIES",
+    "BoundCache",
+    "bind_finish_block",
+    "bind_norm_linear",
+    "cascade_attention",
+    "decode_attention",
+    "decode_attention_fp8",
+    "decode_attention_int4",
+    "decode_attention_int8",
+    "decode_attention_latent",
+    "linear",
+    "merge",
+]
 
 CAPACITY_MULTIPLE = 64  # tokens
 CAPABILITIES = Capabilities(
-    dtypes=(torch.bfloat16, torch.float16, torch.float32), capacity_multiple=CAPACITY_MULTIPLE, fp8=True
+    dtypes=(torch.bfloat16, torch.float16, torch.float32),
+    capacity_multiple=CAPACITY_MULTIPLE,
+    bound_caches=True,
+    bound_blocks=True,
+    bound_places=True,
+    fp8=True,
 )
 MULTIPROCESSORS_ASSUMED = 108  # where there is no device to ask: the interpreter, a meta tensor
 
@@ -128,9 +150,60 @@ def cascade_attention(q, prefix_k, prefix_v, prefix_length, k, v, length, scale=
     )
 
 
+class BoundCache:
+    """A cache's tensors, bound: the newest tokens' way into them in one launch, their queries' answer in two.
+
+    Args:
+        kind: "float32", which here is every unquantised type, "int8" or "int4" (per token).
+        stored, cos, sin: as in `helpers.kernels.cpu.BoundCache`.
+    """
+
+    def __init__(self, kind: str, stored: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor):
+        self._kind, self._angles = kind, (cos, sin)
+        self._layers = list(zip(*stored, strict=True))
+        self.batch, self.kv_heads, self.head_dim = *stored[0].shape[1:3], cos.shape[1]
+
+    def append(self, layer: int, position: int | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k, rotated, and v [batch, kv_heads, t, head_dim] to `position` and on, which the caller has checked.
+
+        Args:
+            position: of the first of them, an int, or an integer tensor [batch] on the device.
+
+        Raises:
+            ValueError: another shape or type, or NaN or infinity for a quantised cache (not asked inside a graph's
+                capture); nothing was written.
+            KernelUnsupported: head_dim is no power of two of at least 16.
+        """
+        stored = self._layers[layer]
+        _check_width("head_dim", self.head_dim)
+        for name, x in (("k", k), ("v", v)):
+            if (x.shape[0], x.shape[1], x.shape[3]) != (self.batch, self.kv_heads, self.head_dim) or x.stride(3) != 1:
+                shape = f"[{self.batch}, {self.kv_heads}, t, {self.head_dim}]"
+                raise ValueError(f"{name} must be {shape}, contiguous along head_dim, not {list(x.shape)}")
+            if self._kind == "float32" and x.dtype != stored[0].dtype:
+                raise ValueError(f"{name} is {x.dtype} and this cache stores {stored[0].dtype}")
+            if self._kind != "float32":
+                quantize.require_finite(x)
+        cuda_steps.append(stored, *self._angles, position, k, v)
+
+    def attend(
+        self, layer: int, position: int | None, q: torch.Tensor, lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attention of q [batch, q_heads, t, head_dim], rotated to `position` and on, each over the tokens up to its
+        own. Where sequences differ there is no one position, and `lengths`, an integer tensor [batch] on the device,
+        counts the tokens of each, these included."""
+        stored, length = self._layers[layer], lengths if position is None else position + q.shape[2]
+        half = len(stored) // 2
+        (k, *of_k), (v, *of_v) = stored[:half], stored[half:]
+        scales = {f"{side}_{name}": x for side, more in (("k", of_k), ("v", of_v))
+                  for name, x in zip(("scale", "zero"), more, strict=False)}  # fmt: skip
+        return _attend(q, k, v, length, angles=self._angles, **scales)
+
+
 def constants(
     kind: str, settings: Launch, *, kv_heads: int, group: int, head_dim: int, splits: int, v_form: str, compute: str,
     queries: int = 1, int4: bool = False, scales: int = 0, zeros: bool = False, block: int = 0, tail: int = 0,
+    ragged: bool = True, rotate: bool = False,
 ) -> dict:  # fmt: skip
     """The compile-time constants of `cuda_kernels.split_attention`, by name; `group` counts the rows of one KV head."""
     return {
@@ -148,6 +221,8 @@ def constants(
         "ZEROS": zeros,
         "V_FORM": v_form,
         "COMPUTE": getattr(cuda_kernels.tl, compute),
+        "RAGGED": ragged,
+        "ROTATE": rotate,
     }
 
 
@@ -168,12 +243,15 @@ def choose_splits(programs: int, tiles: int, multiprocessors: int) -> int:
 
 
 def _attend(
-    q, k, v, length, scale, return_lse, block_table, k_scale=None, v_scale=None, k_zero=None, v_zero=None, latent_rank=0
-):
-    shape, queries = q.shape, q.shape[2] if q.dim() == 4 else 1
+    q, k, v, length, scale=None, return_lse=False, block_table=None,
+    k_scale=None, v_scale=None, k_zero=None, v_zero=None, latent_rank=0, angles=None,
+):  # fmt: skip
+    shape = q.shape
+    if q.dim() == 3:
+        q = q[:, :, None]
     # The newest tokens' queries count as further heads.
-    q = q.reshape(shape[0], -1, shape[-1])
-    batch, q_heads, head_dim = q.shape
+    batch, queries, head_dim = q.shape[0], q.shape[2], q.shape[3]
+    q_heads = q.shape[1] * queries
     kv_heads, capacity = k.shape[1], k.shape[2]
     int4 = k.dtype == torch.uint8
     group = q_heads // kv_heads
@@ -183,8 +261,8 @@ def _attend(
     v_form = "latent" if latent_rank else "rows" if v.stride(-1) == 1 else "columns"
     capability = _capability(q.device)
     compute = _compute_type(q.dtype, k.dtype, capability)
-    settings = launch(kind, v_form, group, block, capability, compute)
-    _check(q, queries, k, v, block_table, int4, tail, settings.tile, latent_rank)
+    settings = launch(kind, v_form, group, head_dim, block, capability, compute)
+    _check(q, k, v, block_table, int4, tail, settings.tile, latent_rank)
 
     halves = 1
     if k_scale is not None:
@@ -192,7 +270,7 @@ def _attend(
                                             for s in (k_scale, v_scale, k_zero, v_zero))  # fmt: skip
         halves = k_scale.shape[-1]
         _check_scales(k_scale, v_scale, k_zero, v_zero, k.shape[:3], allowed=(1, 2) if int4 else (1,))
-    lengths = _lengths(length, batch, capacity if not block else block * block_table.shape[1], q.device)
+    length, lengths = _length(length, batch, capacity if not block else block * block_table.shape[1], q)
 
     head_tiles = -(-group // settings.heads)
     tiles = (capacity if not block else capacity * block_table.shape[1]) // settings.tile
@@ -203,14 +281,14 @@ def _attend(
     fixed = constants(
         kind, settings, kv_heads=kv_heads, group=group, head_dim=head_dim, splits=splits, v_form=v_form,
         compute=compute, queries=queries, int4=int4, scales=0 if k_scale is None else halves,
-        zeros=k_zero is not None, block=block, tail=tail,
+        zeros=k_zero is not None, block=block, tail=tail, ragged=lengths is not q, rotate=angles is not None,
     )  # fmt: skip
     # A pointer that a variant does not read still has to be one: q stands in.
     cuda_kernels.split_attention[(kv_heads * head_tiles, splits, batch)](
         q, k, v, *(q if s is None else s for s in (k_scale, v_scale, k_zero, v_zero)),
-        lengths if block_table is None else block_table, lengths, parts, part_lses,
-        head_dim**-0.5 if scale is None else scale, group, queries,
-        q.stride(0), q.stride(1),
+        q if block_table is None else block_table, lengths, parts, part_lses, *((q, q) if angles is None else angles),
+        length, head_dim**-0.5 if scale is None else scale, group, queries,
+        q.stride(0), q.stride(1), q.stride(2),
         k.stride(0), k.stride(1), k.stride(2),
         v.stride(0), v.stride(1), v.stride(3 if v_form == "columns" else 2),
         *((0, 0, 0, 0) if k_scale is None else k_scale.stride()),
@@ -222,18 +300,19 @@ def _attend(
     return (out, lse.view(shape[:-1])) if return_lse else out
 
 
-def _lengths(length, batch: int, capacity: int, device: torch.device) -> torch.Tensor:
-    """int32 [batch] on the device, from an int or an integer tensor; only an int's value can be checked here."""
+def _length(length, batch: int, capacity: int, q: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """The length of all sequences and q, to stand for a pointer that is not read; or 0 and int32 lengths [batch] on the
+    device. Only an int's value can be checked here."""
     if not isinstance(length, torch.Tensor):
         if not 0 <= length <= capacity:
             raise ValueError(f"length must lie between 0 and the cache's capacity of {capacity} tokens, not {length}")
-        return torch.full((batch,), length, dtype=torch.int32, device=device)
-    if length.shape != (batch,) or length.is_floating_point() or length.device != device:
+        return length, q
+    if length.shape != (batch,) or length.is_floating_point() or length.device != q.device:
         raise ValueError(
-            f"length must be an int or an integer tensor [{batch}] on {device}, "
+            f"length must be an int or an integer tensor [{batch}] on {q.device}, "
             f"not {length.dtype} {list(length.shape)} on {length.device}"
         )
-    return length.to(torch.int32)
+    return 0, length.to(torch.int32)
 
 
 def _combine(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,8 +324,8 @@ def _combine(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tup
     return out, lse
 
 
-def _check(q, queries, k, v, block_table, int4, tail, tile, latent_rank) -> None:
-    batch, q_heads, head_dim = q.shape[0], q.shape[1] // queries, q.shape[2]
+def _check(q, k, v, block_table, int4, tail, tile, latent_rank) -> None:
+    batch, q_heads, _, head_dim = q.shape
     rows, kv_heads, capacity, stored_dim = k.shape
     expect = head_dim // 2 if int4 else head_dim
     if stored_dim != expect:
@@ -255,9 +334,8 @@ def _check(q, queries, k, v, block_table, int4, tail, tile, latent_rank) -> None
         raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} must have one shape")
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads cannot share {kv_heads} KV heads evenly")
-    for width, name in ((expect - tail, "head_dim"), (tail or 16, "the rotary part of the latent")):
-        if width < 16 or width & (width - 1):
-            raise KernelUnsupported(f"{name} must give rows of a power of two of at least 16 numbers, not {width}")
+    _check_width("head_dim", expect - tail)
+    _check_width("the rotary part of the latent", tail or 16)
     if block_table is None:
         if rows != batch:
             raise ValueError(f"the cache holds {rows} sequences, the queries {batch}")
@@ -280,6 +358,11 @@ def _check(q, queries, k, v, block_table, int4, tail, tile, latent_rank) -> None
         raise KernelUnsupported("fp8 caches need compute capability 8.9 (Ada) or later; use int8 on this GPU")
     for name, tensor, contiguous in (("q", q, (-1,)), ("keys", k, (-1,)), ("values", v, (-1, -2))):
         _check_alignment(name, tensor, contiguous)
+
+
+def _check_width(name: str, width: int) -> None:
+    if width < 16 or width & (width - 1):
+        raise KernelUnsupported(f"{name} must give rows of a power of two of at least 16 numbers, not {width}")
 
 
 def _check_alignment(name: str, tensor: torch.Tensor, contiguous: tuple[int, ...]) -> None:
@@ -319,10 +402,12 @@ def _compute_type(query: torch.dtype, stored: torch.dtype, capability: tuple[int
     queries are, at less than half the instructions of float32. Queries and probabilities are then rounded, each by
     2^-11 of itself at most. With m the largest Σ|q·k| of a score and n tokens, the output is off by no more than
     max|v| · (e^(2m/2^11) · (1 + 2^-11) - 1) + n · 127 / 2^25, its last term for probabilities below float16's normal
-    range. Before Ampere, where Triton uses no tensor cores, in float32.
+    range. Before Ampere, where Triton uses no tensor cores, everything in float32.
     """
+    if capability < kernels.BFLOAT16_CAPABILITY:
+        return "float32"
     if stored.itemsize == 1:
-        return "float16" if capability >= kernels.BFLOAT16_CAPABILITY else "float32"
+        return "float16"
     if torch.float32 in (query, stored):
         return "float32"
     return "bfloat16" if stored == torch.bfloat16 else "float16"

@@ -50,11 +50,24 @@ def widen_high(packed, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def rotated(q_line, column, real, cos_line, sin_line, angle, WIDTH: tl.constexpr):
+    """Columns of queries, turned to their places (`models.rope`): lane i is paired with lane i + WIDTH / 2."""
+    HALF: tl.constexpr = WIDTH // 2
+    partner = (column + HALF) % WIDTH
+    sign = tl.where(column < HALF, -1.0, 1.0)
+    x = tl.load(q_line + column[:, None], mask=real[None, :], other=0.0).to(tl.float32)
+    other = tl.load(q_line + partner[:, None], mask=real[None, :], other=0.0).to(tl.float32)
+    cos = tl.load(cos_line + angle[None, :] + column[:, None], mask=real[None, :], other=0.0)
+    sin = tl.load(sin_line + angle[None, :] + column[:, None], mask=real[None, :], other=0.0)
+    return x * cos + other * (sin * sign[:, None])
+
+
+@triton.jit(do_not_specialize=["length"])
 def split_attention(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, k_zero_ptr, v_zero_ptr, table_ptr, lengths_ptr,
-    part_ptr, part_lse_ptr,
-    softmax_scale, group, queries,
-    q_stride_batch, q_stride_head,
+    part_ptr, part_lse_ptr, cos_ptr, sin_ptr,
+    length, softmax_scale, group, queries,
+    q_stride_batch, q_stride_head, q_stride_query,
     k_stride_row, k_stride_head, k_stride_token,
     v_stride_row, v_stride_head, v_stride_line,
     scale_stride_row, scale_stride_head, scale_stride_token, scale_stride_half,
@@ -73,6 +86,8 @@ def split_attention(
     ZEROS: tl.constexpr,        # int4: True: value = nibble · scale + zero; False: value = (nibble - 8) · scale
     V_FORM: tl.constexpr,       # "rows" [token, dim], "columns" [dim, token], or "latent": V is the K tile itself
     COMPUTE: tl.constexpr,      # type of the products' operands; they are summed in float32
+    RAGGED: tl.constexpr,       # True: each sequence's length is in lengths_ptr; False: all have `length`
+    ROTATE: tl.constexpr,       # True: queries come unrotated, and theirs are the newest places of cos_ptr and sin_ptr
 ):  # fmt: skip
     """One share of one sequence: writes the attention output over it, and its log-sum-exp (natural).
 
@@ -83,7 +98,8 @@ def split_attention(
     split = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
 
-    length = tl.load(lengths_ptr + batch)
+    if RAGGED:
+        length = tl.load(lengths_ptr + batch)
     share = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
     first = split * share
     last = tl.minimum(first + share, length)
@@ -93,10 +109,28 @@ def split_attention(
     head = head_tile * HEADS + tl.arange(0, HEADS)
     real_head = head < group
 
-    q_head = q_ptr + batch * q_stride_batch + (kv_head * group + head[None, :]) * q_stride_head
-    q = tl.load(q_head + column[:, None], mask=real_head[None, :], other=0.0).to(COMPUTE)
+    q_row = kv_head * group + head[None, :]
+    q_head = q_ptr + batch * q_stride_batch
+    if SEVERAL:
+        q_head += q_row // queries * q_stride_head + q_row % queries * q_stride_query
+    else:
+        q_head += q_row * q_stride_head
+    if ROTATE:
+        DIM: tl.constexpr = 2 * WIDTH if INT4 else WIDTH
+        if SEVERAL:
+            newest = length - queries + head % queries
+        else:
+            newest = length - 1 + 0 * head
+        angle = tl.maximum(newest, 0).to(tl.int64) * DIM
+        q = rotated(q_head, column, real_head, cos_ptr, sin_ptr, angle, DIM).to(q_ptr.dtype.element_ty).to(COMPUTE)
+    else:
+        q = tl.load(q_head + column[:, None], mask=real_head[None, :], other=0.0).to(COMPUTE)
     if INT4:
-        q_high = tl.load(q_head + WIDTH + column[:, None], mask=real_head[None, :], other=0.0).to(COMPUTE)
+        if ROTATE:
+            q_high = rotated(q_head, WIDTH + column, real_head, cos_ptr, sin_ptr, angle, DIM)
+            q_high = q_high.to(q_ptr.dtype.element_ty).to(COMPUTE)
+        else:
+            q_high = tl.load(q_head + WIDTH + column[:, None], mask=real_head[None, :], other=0.0).to(COMPUTE)
         q_sum = tl.sum(q.to(tl.float32), 0)
         q_high_sum = tl.sum(q_high.to(tl.float32), 0)
     if TAIL > 0:

@@ -14,8 +14,8 @@ FP8_LARGEST = torch.finfo(FP8).max  # 448
 
 def require_finite(x: torch.Tensor) -> None:
     """Raises ValueError for NaN or infinity: one of them would poison the scale of everything that shares it."""
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # asking for the answer would synchronise, which a graph cannot hold
+    if x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return  # there is no number to ask about, or asking would synchronise, which a graph cannot hold
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise ValueError(

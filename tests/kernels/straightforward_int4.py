@@ -1,6 +1,6 @@
 """The int4 kernel that one would write first, compiled and counted: what the tuned one of the course is held against.
 
-A script of its own for the same reason as `compile_variants`: `python -m tests.kernels.straightforward_int4` prints
+A script of its own for the same reason as `compile_selected`: `python -m tests.kernels.straightforward_int4` prints
 {"tokens a tile, warps": machine instructions of one thread for each cached number} as JSON.
 """
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.kernels.compile_variants import inner_loop, resources
+from tools.machine_code import inner_loop, resources
 
 HEAD_DIM, HEADS = 128, 16
 SIZES = ((32, 2), (64, 2), (32, 4), (64, 4))  # tokens a tile, warps
@@ -69,7 +69,7 @@ def instructions_per_number(tokens: int, warps: int) -> float:
         attrs={place[name]: [["tt.divisibility", 16]] for name in types if name not in fixed},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 3})
-    loop = inner_loop(resources(compiled)[1])
+    loop = inner_loop(resources(compiled)[2])
     return 32 * warps * len(loop) / (2 * tokens * HEAD_DIM)
 
 

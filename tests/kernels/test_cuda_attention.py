@@ -132,3 +132,22 @@ def test_a_t4_has_the_kernels_in_float16_and_not_in_bfloat16(monkeypatch, capsys
     assert kernels.half("cuda") == kernels.half("cpu") == torch.bfloat16
     assert kernels.reads_fp8("cuda")
     assert not kernels.reads_fp8("cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dtype", "spoilt", "says"),
+    [
+        ("float32", 16, torch.float16, 0.0, "stores torch.float32"),
+        ("float32", 32, torch.float32, 0.0, "must be"),
+        ("float32", 24, torch.float32, 0.0, "power of two"),
+        ("int8", 16, torch.float32, float("nan"), "NaN"),
+    ],
+)
+def test_what_a_bound_cache_does_not_take_is_refused(kind, width, dtype, spoilt, says):
+    head_dim = 24 if says == "power of two" else 16
+    numbers = torch.zeros(1, 2, 2, 64, head_dim, dtype=torch.int8 if kind == "int8" else torch.float32)
+    stored = (numbers, torch.ones(1, 2, 2, 64)) * 2 if kind == "int8" else (numbers, numbers)
+    tables = torch.ones(64, head_dim), torch.zeros(64, head_dim)
+    x = torch.full((2, 2, 1, width), spoilt, dtype=dtype)
+    with pytest.raises(ValueError, match=says):
+        cuda.BoundCache(kind, stored, *tables).append(0, 3, x, x)

@@ -3,34 +3,37 @@
 import pytest
 import torch
 
-from helpers.caches import BlockPool, FullCache, Int8Cache, LatentCache, PagedCache, StaticCache
+from helpers.caches import BlockPool, FullCache, Int4TokenCache, Int8Cache, LatentCache, PagedCache, StaticCache
 from helpers.clock import graphs
 from helpers.kernels import cuda
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import MLA, Geometry
+from tools import kernel_table
 
+HEADS_OF_32 = Geometry("wider", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=32, intermediate=48, vocab=64)
 TINY = Geometry("tiny", layers=2, hidden=32, q_heads=4, kv_heads=2, head_dim=16, intermediate=48, vocab=64)
 
 
-def filled_cache():
-    cache = StaticCache(TINY, 64, batch=2, backend="reference")
+def filled_cache(backend):
+    cache = StaticCache(TINY, 64, batch=2, backend=backend)
     cache.fill(7)
     return cache
 
 
 def test_the_step_may_be_captured():
-    decoder, cache = Decoder(TINY, backend="reference"), filled_cache()
-    cache.kernels = cuda
+    decoder, cache = Decoder(TINY, backend="cuda"), filled_cache("cuda")
     assert graphs.problems(lambda: decoder.decode(torch.tensor([1, 2]), cache), cache, decoder) == []
 
 
-def test_the_step_gives_the_same_logits():
-    decoder, cache, expected = Decoder(TINY, backend="reference"), filled_cache(), filled_cache()
-    cache.kernels = cuda
-    for tokens in torch.tensor([[1, 2], [3, 4]]):
-        torch.testing.assert_close(
-            decoder.decode(tokens, cache), decoder.decode(tokens, expected), rtol=1e-4, atol=1e-5
-        )
+@pytest.mark.parametrize("kind", [FullCache, StaticCache, Int8Cache, Int4TokenCache])
+def test_the_step_gives_the_same_logits(kind, monkeypatch):
+    monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))  # where all is computed in float32
+    logits = []
+    for backend in ("cuda", "reference"):
+        decoder, cache = Decoder(HEADS_OF_32, backend=backend), kind(HEADS_OF_32, 64, batch=2, backend=backend)
+        cache.fill(7)
+        logits.append([decoder.decode(torch.tensor(tokens), cache) for tokens in ([1, 2], [3, 4], [[5, 6], [7, 8]])])
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
 
 
 def paged(geometry, capacity, batch, backend):
@@ -73,3 +76,11 @@ def test_the_kernel_reads_a_paged_cache_through_its_table():
         decoder.prefill(prompt, cache)
         logits.append(decoder.decode(torch.tensor([1, 2]), cache))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", kernel_table.COUNTED)
+def test_a_step_launches_ten_kernels_a_layer(name):
+    """Norm, product, append, two of attention, product, add and norm, product, gate, product; and three or five."""
+    kernels = kernel_table.step_kernels()[name]
+    assert kernels.total() <= 10 * 30 + 5, kernels
+    assert kernels["append"] == kernels["split_attention"] == kernels["combine"] == 30

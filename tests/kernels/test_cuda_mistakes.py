@@ -9,9 +9,10 @@ import inspect
 import pytest
 import torch
 
-from helpers.kernels import cuda, cuda_kernels
+from helpers.kernels import cuda, cuda_kernels, cuda_step_kernels, cuda_steps
 from tools import attention_cases
 
+NEWEST = "newest = length - 1 + 0 * head"
 # What goes wrong: (text in the kernel, what it becomes, the case that must notice).
 MISTAKES = {
     "the last, partial block is forgotten": (
@@ -74,13 +75,55 @@ MISTAKES = {
         "if TAIL > 9999:\n                k_tail",
         "latent",
     ),
+    "queries turn the other way": ("column < HALF, -1.0, 1.0", "column < HALF, 1.0, -1.0", "newest token"),
+    "queries stand one place on": ("newest = length - 1 +", "newest = length +", "newest token"),
+    "drafted tokens stand in one place": ("newest = length - queries + head % queries", NEWEST, "3 newest tokens"),
+    "both halves of an int4 query are the first": (
+        "rotated(q_head, WIDTH + column,",
+        "rotated(q_head, column,",
+        "newest token, int4, groups",
+    ),
+    "sequences have one length": ("    if RAGGED:\n        length", "    if False:\n        length", "gqa"),
+    "keys turn the other way": ("- second * tl.load(sin_ptr", "+ second * tl.load(sin_ptr", "newest token"),
+    "half of a key is not turned": ("+ first * tl.load(sin_ptr", "+ 0 * tl.load(sin_ptr", "newest token"),
+    "new tokens are written over each other": ("position += token", "position += 0", "3 newest tokens"),
+    "another sequence's place": (
+        "tl.load(starts_ptr + batch)",
+        "tl.load(starts_ptr)",
+        "newest token of unequal sequences",
+    ),
+    "all heads are written to the first": ("(batch * heads + head) *", "(batch * heads) *", "newest token"),
+    "half of a value is written twice": (
+        "values_ptr + HALF + row, v_high",
+        "values_ptr + HALF + row, v_low",
+        "newest token",
+    ),
+    "the scale of half a row": (", tl.max(tl.abs(high), 0))", ", 0.0)", "newest token, int8"),
+    "int8 is cut off": ("nearest(tl.div_rn(low, scale))", "tl.div_rn(low, scale)", "first token, int8"),
+    "int4 is cut off": ("level = nearest(", "level = (", "first token, int4"),
+    "an int4 scale of half a row": ("if GROUPS == 1:", "if GROUPS == 0:", "2 newest tokens, int4, one scale"),
+    "the second group's scale is not written": ("if GROUPS == 2:", "if GROUPS == 0:", "newest token, int4, groups"),
+    "nibbles are packed the wrong way round": (
+        "levels_of(low, scale, zero) | (levels_of(high, high_scale, high_zero) << 4)",
+        "levels_of(high, high_scale, high_zero) | (levels_of(low, scale, zero) << 4)",
+        "newest token, int4, groups",
+    ),
+    "the zero point is not written": (
+        "tl.store(zero_ptr, zero)",
+        "tl.store(zero_ptr, 0.0)",
+        "newest token, int4, groups",
+    ),
+    "what attention said is lost": ("x += tl.load(more_ptr", "tl.load(more_ptr", "around attention"),
+    "the mean is over the padding": ("wide * wide, 0) / width", "wide * wide, 0) / PADDED", "around attention"),
+    "the norm has no weight": ("wide / rms * weight", "wide / rms", "around attention"),
+    "the gate is multiplied by itself": ("(silu * up)", "(silu * gate)", "around attention"),
+    "only the first piece of a row": ("tl.program_id(1) * PIECE", "0 * tl.program_id(1)", "around attention"),
 }
 
 
-def with_mistake(text: str, instead: str, folder):
-    """The kernels with one piece of their source replaced, as a module."""
-    source = inspect.getsource(cuda_kernels)
-    assert text in source, f"the kernel no longer contains {text!r}: this mistake is not seeded"
+def with_mistake(module, text: str, instead: str, folder):
+    """The kernels of a module with one piece of their source replaced, as a module."""
+    source = inspect.getsource(module)
     path = folder / "kernels_with_a_mistake.py"
     path.write_text(source.replace(text, instead), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -97,5 +140,7 @@ def test_is_caught(mistake, monkeypatch, tmp_path):
         monkeypatch.setattr(cuda, "choose_splits", lambda programs, blocks, multiprocessors: 1)
     monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))  # where narrow caches are computed in float32 too
     case = attention_cases.cases(torch.float32)[name]()
-    monkeypatch.setattr(cuda, "cuda_kernels", with_mistake(text, instead, tmp_path))
+    (module,) = (m for m in (cuda_kernels, cuda_step_kernels) if text in inspect.getsource(m))  # or it is not seeded
+    caller = cuda if module is cuda_kernels else cuda_steps
+    monkeypatch.setattr(caller, module.__name__.rpartition(".")[2], with_mistake(module, text, instead, tmp_path))
     assert not case.error() <= 100 * attention_cases.TOLERANCE[torch.float32]

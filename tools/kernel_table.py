@@ -1,0 +1,349 @@
+"""Every variant of the GPU kernel that a unit or gpu-check runs, compiled for seven generations: docs/gpu-kernels.md.
+
+python -m tools.kernel_table            # compile all, some minutes, and write the table
+python -m tools.kernel_table --check    # in a second: the launches chosen in code are those of the table
+"""
+
+import argparse
+import ast
+import collections
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+from helpers.caches import FullCache, Int4TokenCache, Int8Cache, StaticCache
+from helpers.kernels import BFLOAT16_CAPABILITY, FP8_CAPABILITY, cuda, cuda_kernels, cuda_step_kernels, cuda_steps
+from helpers.models import geometry
+from helpers.models.decoder import Decoder
+from tools import machine_code
+from tools.machine_code import CHIPS, Code, Launched
+
+TABLE = Path(__file__).parents[1] / "docs" / "gpu-kernels.md"
+TOKENS, BATCH = 8192, 8
+HALF = "half"  # bfloat16, or float16 where there is no hardware for it
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of attention; `at_most` bounds the instructions of its inner loop for a byte of cache."""
+
+    used: str  # by which units, and gpu-check ("G")
+    at_most: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+    query: torch.dtype | str = torch.float32
+    stored: torch.dtype | str | None = None  # None: as the query; "int4"
+    scale: torch.dtype = torch.float32
+    columns: bool = False  # V is stored [.., head_dim, capacity]
+    zeros: bool = False
+    groups: int = 2  # int4: scales of a row
+    tokens: int = 1
+    block: int = 0
+    rank: int = 0
+    bound: bool = False  # through a `BoundCache`, which also rotates the queries
+
+    def runs_on(self, capability: int) -> bool:
+        return self.stored != torch.float8_e4m3fn or divmod(capability, 10) >= FP8_CAPABILITY
+
+    def call(self, capability: int) -> None:
+        """Ask the backend for it, on torch's meta device."""
+        half = torch.bfloat16 if divmod(capability, 10) >= BFLOAT16_CAPABILITY else torch.float16
+        query = half if self.query == HALF else self.query
+        stored = self.stored or query
+        q = _empty(BATCH, self.tokens, self.heads, self.head_dim, dtype=query).transpose(1, 2)
+        lengths = _empty(BATCH, dtype=torch.int32)
+        if self.rank:
+            latent = _empty(BATCH, TOKENS, self.head_dim, dtype=stored)
+            cuda.decode_attention_latent(q, latent, self.rank, lengths, 0.1)
+            return
+        rows, capacity = (BATCH, TOKENS) if not self.block else (BATCH * TOKENS // self.block, self.block)
+        int4 = stored == "int4"
+        shape = (rows, self.kv_heads, capacity, self.head_dim // 2 if int4 else self.head_dim)
+        k, v = (_empty(*shape, dtype=torch.uint8 if int4 else stored) for _ in range(2))
+        v = v.transpose(-1, -2).contiguous().transpose(-1, -2) if self.columns else v
+        scales = [_empty(*shape[:3], *((self.groups,) if int4 else ()), dtype=self.scale) for _ in range(4)]
+        ks, vs, *zeros = scales
+        if self.bound:
+            kind = "int4" if int4 else "int8" if stored == torch.int8 else "float32"
+            tensors = {"float32": (k, v), "int8": (k, ks, v, vs), "int4": (k, ks, zeros[0], v, vs, zeros[1])}[kind]
+            angles = [_empty(TOKENS, self.head_dim, dtype=torch.float32) for _ in range(2)]
+            cuda.BoundCache(kind, [x[None] for x in tensors], *angles).attend(0, TOKENS - self.tokens, q)
+        elif int4:
+            cuda.decode_attention_int4(q, k, ks, v, vs, lengths, *(zeros if self.zeros else (None, None)))
+        elif stored == torch.int8:
+            cuda.decode_attention_int8(q, k, ks, v, vs, lengths)
+        elif stored == torch.float8_e4m3fn:
+            cuda.decode_attention_fp8(q, k, v, lengths)
+        else:
+            table = _empty(BATCH, TOKENS // self.block, dtype=torch.int32) if self.block else None
+            cuda.decode_attention(q, k, v, lengths, block_table=table)
+
+
+SMOL = {"heads": 9, "kv_heads": 3, "head_dim": 64, "bound": True}
+PAGED = {"heads": 9, "kv_heads": 3, "head_dim": 64, "block": 16}
+LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "query": HALF}
+LATENT = {"kv_heads": 1, "head_dim": 576, "rank": 512}
+INT8, FP8, COLUMNS = torch.int8, torch.float8_e4m3fn, {"columns": True, "scale": torch.float16}
+INT4 = {"stored": "int4", "zeros": True}
+
+
+def _half(units: str, at_most: float, heads: int, kv_heads: int, head_dim: int, **more) -> Variant:
+    return Variant(units, at_most, heads, kv_heads, head_dim, HALF, **more)
+
+
+VARIANTS = {
+    "float32, SmolLM2": Variant("02 04 05 06 08 09", 5, **SMOL),
+    "float32, SmolLM2, 2 tokens": Variant("09", 5, tokens=2, **SMOL),
+    "float32, SmolLM2, 4 tokens": Variant("09", 8, tokens=4, **SMOL),
+    "float32, SmolLM2, 8 tokens": Variant("09", 14, tokens=8, **SMOL),
+    "float32, SmolLM2, blocks of 16": Variant("05 07 10", 5, **PAGED),
+    "float32, SmolLM2, blocks of 16, 4 tokens": Variant("", 8, tokens=4, **PAGED),
+    "float32, prefix of 8 sequences": Variant("05", 14, 72, 3, 64),
+    "float32, rows of 16": Variant("02", 10, 9, 3, 16, bound=True),
+    "float32, 8 heads of 32": Variant("03", 6, 8, 2, 32, bound=True),
+    "float32, MLA 128 + 16, 8 heads": Variant("03", 8, 8, 1, 144, rank=128),
+    "float32, MQA, 16 heads of 64": Variant("03", 8, 16, 1, 64, bound=True),
+    "float32, Llama-3.1-8B": Variant("G", 5, 32, 8, 128),
+    "float32, MQA, 32 heads of 128": Variant("", 12, 32, 1, 128),
+    "float32, MLA 512 + 64, 32 heads": Variant("", 12, 32, **LATENT),
+    "16 bits, MHA, heads of 64": _half("03", 10, 16, 16, 64, bound=True),
+    "16 bits, GQA ×4, heads of 64": _half("02 03", 10, 16, 4, 64, bound=True),
+    "16 bits, MQA ×16, heads of 64": _half("03", 13, 16, 1, 64, bound=True),
+    "16 bits, MLA 256 + 32, 16 heads": _half("03", 22, 16, 1, 288, rank=256),
+    "16 bits, MHA, heads of 128": _half("03 G", 8, 32, 32, 128, bound=True),
+    "16 bits, GQA ×8, heads of 128": _half("03", 8, 32, 4, 128, bound=True),
+    "16 bits, MQA ×32, heads of 128": _half("03 G", 23, 32, 1, 128, bound=True),
+    "16 bits, MLA 512 + 64, 16 heads": Variant("G", 19, 16, query=HALF, **LATENT),
+    "16 bits, MLA 512 + 64, 128 heads": Variant("03 G", 19, 128, query=HALF, **LATENT),
+    "16 bits, Llama-3.1-8B": Variant("02 03 G", 8, bound=True, **LLAMA),
+    "16 bits, Llama-3.1-8B, alone": Variant("G", 8, **LLAMA),
+    "16 bits, Llama-3.1-8B, 4 tokens": Variant("", 14, tokens=4, bound=True, **LLAMA),
+    "16 bits, Llama-3.1-8B, 8 tokens": Variant("", 23, tokens=8, bound=True, **LLAMA),
+    "16 bits, Llama-3.1-8B, blocks of 16": Variant("", 10, block=16, **LLAMA),
+    "16 bits, prefix of 8 sequences": _half("G", 23, 256, 8, 128),
+    "int8, SmolLM2": Variant("06 08", 18, stored=INT8, **SMOL),
+    "int8, SmolLM2, 4 tokens": Variant("", 30, stored=INT8, tokens=4, **SMOL),
+    "int4, SmolLM2": Variant("06", 45, groups=1, **INT4, **SMOL),
+    "int4, SmolLM2, groups of 32": Variant("", 45, **INT4, **SMOL),
+    "int4, SmolLM2, 4 tokens": Variant("", 70, tokens=4, groups=1, **INT4, **SMOL),
+    "fp8, SmolLM2": Variant("06", 7, 9, 3, 64, stored=FP8),
+    "int8, Llama-3.1-8B": Variant("G", 17, stored=INT8, bound=True, **LLAMA),
+    "int8, Llama-3.1-8B, V in columns": Variant("G", 16, stored=INT8, **COLUMNS, **LLAMA),
+    "int8, Llama-3.1-8B, V in columns, 8 tokens": Variant("", 26, stored=INT8, tokens=8, **COLUMNS, **LLAMA),
+    "int4, Llama-3.1-8B": Variant("G", 40, bound=True, **INT4, **LLAMA),
+    "int4, Llama-3.1-8B, V in columns": Variant("G", 40, stored="int4", **COLUMNS, **LLAMA),
+    "int4, Llama-3.1-8B, V in columns, zeros": Variant("", 40, **INT4, **COLUMNS, **LLAMA),
+    "fp8, Llama-3.1-8B": Variant("G", 6, stored=FP8, **LLAMA),
+    "fp8, Llama-3.1-8B, V in columns": Variant("G", 3, stored=FP8, **COLUMNS, **LLAMA),
+}
+
+
+def _append(dtype: torch.dtype, *forms: tuple[int, torch.dtype]) -> Callable[[], None]:
+    """New tokens into a cache of `forms`, the width and type of keys (and of values), scales and zeros."""
+
+    def call():
+        k, v = (_empty(BATCH, 1, 11, 128, dtype=dtype).transpose(1, 2)[:, 3 * i : 3 * i + 3] for i in (1, 2))
+        stored = [_empty(BATCH, 3, TOKENS, *shape, dtype=kind) for *shape, kind in forms] * 2
+        angles = [_empty(TOKENS, 128, dtype=torch.float32) for _ in range(2)]
+        cuda_steps.append(tuple(stored), *angles, 100, k, v)
+
+    return call
+
+
+def _merge() -> None:
+    """The largest that there is: 128 parts of MLA's 512 numbers."""
+    parts, lses = _empty(BATCH, 16, 128, 512, dtype=torch.float32), _empty(BATCH, 16, 128, dtype=torch.float32)
+    cuda._combine(parts, lses, torch.float32)
+
+
+def _add_norm() -> None:
+    x = _empty(BATCH, 4096, dtype=torch.float32)
+    cuda_steps.add_norm(x, x, x[0], 1e-5)
+
+
+# What else a step launches: name → (kernel, a call of the backend that launches it).
+STEPS = {
+    "parts added up, 128 × 512": ("combine", _merge),
+    "append, float32": ("append", _append(torch.float32, (128, torch.float32))),
+    "append, int8": ("append", _append(torch.float32, (128, torch.int8), (torch.float32,))),
+    "append, int4": (
+        "append", _append(torch.float32, (64, torch.uint8), (2, torch.float32), (2, torch.float32))
+    ),
+    "add and norm, 4,096": ("add_norm", _add_norm),
+    "silu · mul": ("silu_mul", lambda: cuda_steps.silu_mul(_empty(BATCH, 2 * 14_336, dtype=torch.float32))),
+}  # fmt: skip
+
+
+# Whole steps whose kernels are counted: name → cache.
+COUNTED = {
+    "float32": FullCache,
+    "float32, one graph for all contexts": StaticCache,
+    "int8": Int8Cache,
+    "int4": functools.partial(Int4TokenCache, group=64),
+}
+
+
+def step_kernels() -> dict[str, collections.Counter[str]]:
+    """What a decode step of SmolLM2-135M, 30 layers, launches over each of COUNTED."""
+    model = geometry.get("SmolLM2-135M")
+    decoder = Decoder(model, device="meta", backend="cuda")
+    token, found = _empty(BATCH, dtype=torch.int64), {}
+    for name, make in COUNTED.items():
+        cache = make(model, 128, BATCH, device="meta", backend="cuda")
+        cache.rewind(100)
+        found[name] = machine_code.kernels_of(functools.partial(decoder.decode, token, cache), 90)
+    return found
+
+
+def launched(capability: int, name: str) -> Launched:
+    """How the backend launches a variant on a chip of this capability."""
+    kernel, call = STEPS.get(name) or ("split_attention", lambda: VARIANTS[name].call(capability))
+    with machine_code.recorded(capability) as launches:
+        call()
+    return next(one for one in launches if one.kernel == kernel)
+
+
+def names(capability: int) -> list[str]:
+    return [name for name, variant in VARIANTS.items() if variant.runs_on(capability)] + list(STEPS)
+
+
+def chosen(one: Launched) -> str:
+    """A launch in the words of the table."""
+    fixed = one.constants
+    if "COMPUTE" not in fixed:
+        return f"{one.warps} warps"
+    compute = str(fixed["COMPUTE"]).replace("fp", "float").replace("bf", "bfloat")
+    return f"{fixed['HEADS']} × {fixed['TILE']}, {one.warps} warps, {one.stages} stages, {compute}"
+
+
+def kernel_digest() -> str:
+    """Of the kernel's source without comments, docstrings and layout: figures of another kernel are of no use."""
+    trees = [ast.parse(inspect.getsource(module)) for module in (cuda_kernels, cuda_step_kernels)]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return hashlib.sha256("".join(map(ast.dump, trees)).encode()).hexdigest()[:12]
+
+
+def row(name: str, one: Launched, code: Code) -> str:
+    spilled = f"{code.spilled_bytes} B" if code.spilled_bytes else "0"
+    per_byte = f"{code.instructions_per_byte:.2f}" if code.instructions_per_byte else ""
+    used = VARIANTS[name].used if name in VARIANTS else ""
+    return (
+        f"| {name} | {used} | {chosen(one)} | {code.shared_bytes / 1024:.1f} | {code.registers} | {spilled} "
+        f"| {per_byte} |"
+    )
+
+
+HEAD = """# The GPU kernel, compiled for seven generations
+
+What `python -m tools.kernel_table` counted with Triton {triton} in the machine code of the attention kernel
+(`helpers/kernels/cuda_kernels.py`, {digest}), for every variant that a unit or `make gpu-check` (G) runs. No GPU was
+needed, and none of it is a time. `make test` compiles a few of them again.
+
+- launch: query heads that a program holds × tokens of a tile, and the type that products are computed in
+- shared: memory that a program takes, in KiB; a chip's limit stands above its table
+- registers of a thread, 255 at most, and what spills out of them into memory
+- instr/byte: instructions of the inner loop, of all threads of a program, for each byte of cache that it reads
+
+How these launches came about stands in `helpers/kernels/launches.py`.
+
+## Kernels of a decode step
+
+SmolLM2-135M, 30 layers; a kernel of torch or of ours counts as one.
+
+| cache | kernels | of which |
+|---|---|---|
+{steps}
+"""
+
+
+def counted() -> list[str]:
+    """The rows of the steps."""
+    rows = []
+    for name, kernels in step_kernels().items():
+        each = ", ".join(f"{count} {kernel}" for kernel, count in sorted(kernels.items(), key=lambda x: (-x[1], x[0])))
+        rows.append(f"| {name} | {kernels.total()} | {each} |")
+    return rows
+
+
+def write(capabilities: Sequence[int]) -> None:
+    """Compile everything and write the table."""
+    parts = [HEAD.format(triton=triton.__version__, digest=kernel_digest(), steps="\n".join(counted()))]
+    for capability in capabilities:
+        parts.append(
+            f"## sm_{capability}\n\n{CHIPS[capability].shared_bytes // 1024} KiB of shared memory for a program.\n\n"
+            "| variant | units | launch | shared | registers | spills | instr/byte |\n|---|---|---|---|---|---|---|"
+        )
+        for name in names(capability):
+            one = launched(capability, name)
+            code = machine_code.compiled(one, capability)
+            parts.append(row(name, one, code))
+            print(f"sm_{capability} {parts[-1]} {code.narrow_loads or ''}", flush=True)
+        parts[-1] += "\n"
+    TABLE.write_text("\n".join(parts), encoding="utf-8")
+
+
+def read() -> dict[int, dict[str, list[str]]]:
+    """The committed table: {capability: {variant: cells after its name}}."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        if heading := re.fullmatch(r"## sm_(\d+)", line):
+            found[int(heading.group(1))] = rows = {}
+        elif found and line.startswith("| ") and not line.startswith("| variant"):
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[name] = cells
+    return found
+
+
+def problems() -> list[str]:
+    """How the committed table differs from what the code launches, and where it breaks a chip's limits."""
+    text, again = TABLE.read_text(encoding="utf-8"), "run python -m tools.kernel_table"
+    found = []
+    if kernel_digest() not in text:
+        found.append(f"the kernel has changed since docs/gpu-kernels.md was written: {again}")
+    found += [f"a step launches otherwise: {row}: {again}" for row in counted() if row not in text]
+    table = read()
+    for capability, chip in CHIPS.items():
+        rows = table.get(capability, {})
+        if list(rows) != names(capability):
+            found.append(f"sm_{capability}: other variants than the table has: {again}")
+            continue
+        for name, (_, launch, shared, _, spills, per_byte) in rows.items():
+            now = chosen(launched(capability, name))
+            if now != launch:
+                found.append(f"sm_{capability}, {name}: launched as {now}, the table has {launch}: {again}")
+            if spills != "0" or float(shared) * 1024 > chip.shared_bytes:
+                found.append(f"sm_{capability}, {name}: {shared} KiB, spills {spills}")
+            if per_byte and float(per_byte) > VARIANTS[name].at_most:
+                found.append(f"sm_{capability}, {name}: {per_byte} instructions a byte, above {VARIANTS[name].at_most}")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.kernel_table", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compile nothing, compare the launches with the table")
+    options = parser.parse_args(arguments)
+    if options.check:
+        found = problems()
+        print("\n".join(found) or "docs/gpu-kernels.md has what the code launches")
+        return 1 if found else 0
+    write(list(CHIPS))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
