@@ -55,6 +55,9 @@ class Plan:
     latents: tuple[tuple[str, int, int, int], ...]  # (name, query heads, rank, rotary)
     prefix: int  # tokens that are shared
     own: int  # tokens beside them
+    unit: Geometry  # what the units run, in float32
+    unit_contexts: tuple[int, ...]
+    step_batches: tuple[int, ...]  # of the steps over quantised caches and of those that the units run
     seconds_per_point: float
     samples: int
     copy_bytes: int
@@ -74,6 +77,9 @@ REAL = Plan(
     latents=(("DeepSeek-V2-Lite", 16, 512, 64), ("DeepSeek-V3", 128, 512, 64)),
     prefix=8192,
     own=512,
+    unit=geometry.get("SmolLM2-135M"),
+    unit_contexts=(16, 2048, 8192, 32_768),
+    step_batches=(1, 16),
     seconds_per_point=0.3,
     samples=20,
     copy_bytes=2 * 2**30,
@@ -92,6 +98,9 @@ TOY = Plan(
     latents=(("toy latent", 4, 32, 16),),
     prefix=64,
     own=10,
+    unit=Geometry("toy", layers=1, hidden=64, q_heads=4, kv_heads=2, head_dim=32, intermediate=64, vocab=64),
+    unit_contexts=(3, 60),
+    step_batches=(1, 2),
     seconds_per_point=1e-6,
     samples=1,
     copy_bytes=2**20,
@@ -261,9 +270,9 @@ def decode_curve(check, decoder, model, batch, points: dict[int, int], id: str, 
     )  # fmt: skip
 
 
-def fits(check: Check, model: Geometry, context: int, batch: int) -> bool:
+def fits(check: Check, model: Geometry, context: int, batch: int, dtype: torch.dtype | None = None) -> bool:
     """Whether the cache has room beside what is on the device; if not, says so."""
-    needed = counts.kv_bytes(model, context + 1, batch, check.plan.dtype)
+    needed = counts.kv_bytes(model, context + 1, batch, dtype or check.plan.dtype)
     free = devices.free_bytes(check.device)
     if free is None or needed <= sizing.usable_bytes(free):
         return True
@@ -275,9 +284,34 @@ def precisions(check: Check, model: Geometry) -> None:
     """Whole decode steps over the quantised caches of the course, as unit 06 times them."""
     decoder = make_decoder(check, model)
     kinds = {"int8": Int8Cache, "int4": functools.partial(Int4TokenCache, group=model.head_dim // 2), "fp8": Fp8Cache}
+    for batch in check.plan.step_batches:
+        for name, kind in kinds.items():
+            check.release()
+            id = f"decode-{name}" if batch == 1 else f"decode-{name}-batch-{batch}"
+            step_curve(check, decoder, model, id, name, kind, {}, batch)
+
+
+def units(check: Check) -> None:
+    """Whole decode steps as units 02 to 09 time them: float32, over their caches, alone and side by side; and whether
+    the kernels that a step consists of give plain torch's logits."""
+    plan, model = check.plan, check.plan.unit
+    backend = None if check.on_gpu else "cuda"
+    decoder, plain = (Decoder(model, torch.float32, check.device, name) for name in (backend, "reference"))
+    kinds = {"float32": FullCache, "int8": Int8Cache, "int4": functools.partial(Int4TokenCache, group=model.head_dim)}
     for name, kind in kinds.items():
-        check.release()
-        step_curve(check, decoder, model, f"decode-{name}", name, kind, {})
+        tokens, logits = torch.tensor([[1, 2], [3, 4]], device=check.device), []
+        for one, its in ((decoder, backend), (plain, "reference")):
+            cache = kind(model, 64, 2, device=check.device, backend=its)
+            cache.fill(40)
+            logits.append(torch.cat([one.decode(tokens[0], cache), one.decode(tokens, cache)[:, 1]]).double())
+        error = (logits[0] - logits[1]).abs().max() / logits[1].abs().max()
+        check.compare(f"two steps of {model.name}, {name} cache, against plain torch", error.item(), 2e-2)
+    del plain, cache
+    for batch in plan.step_batches:
+        for name, kind in kinds.items():
+            check.release()
+            id = f"unit-{name}-batch-{batch}"
+            step_curve(check, decoder, model, id, name, kind, {}, batch, torch.float32, plan.unit_contexts)
 
 
 def layouts(check: Check, model: Geometry) -> None:
@@ -301,12 +335,17 @@ def layouts(check: Check, model: Geometry) -> None:
         del decoder
 
 
-def step_curve(check: Check, decoder: Decoder, model: Geometry, id: str, precision: str, kind, conditions) -> None:
-    """Decode steps over a cache of `kind`, one captured at each context."""
-    plan = check.plan
-    contexts = [context for context in plan.contexts if context <= 4 * plan.batch_context]
-    contexts = [context for context in contexts if fits(check, model, context, 1)]
-    cache = kind(model, round_up(max(contexts) + 1), device=check.device, backend=check.backend)
+def step_curve(
+    check: Check, decoder: Decoder, model: Geometry, id: str, precision: str, kind, conditions, batch: int = 1,
+    dtype: torch.dtype | None = None, contexts: Sequence[int] = (),
+) -> None:  # fmt: skip
+    """Decode steps over a cache of `kind`, one captured at each context; `dtype` of the decoder, the plan's if None."""
+    plan, dtype = check.plan, dtype or check.plan.dtype
+    contexts = contexts or [context for context in plan.contexts if context <= 4 * plan.batch_context]
+    contexts = [context for context in contexts if fits(check, model, context, batch, dtype)]
+    if not contexts:
+        return
+    cache = kind(model, round_up(max(contexts) + 1), batch, device=check.device, backend=check.backend)
     if not getattr(cache, "fused", True):
         check.note(f"{id}: left out, this device has no kernel that reads {precision}")
         return
@@ -314,8 +353,8 @@ def step_curve(check: Check, decoder: Decoder, model: Geometry, id: str, precisi
     point = sweeps.DecodeStep(decoder, cache)
     steps = {context: point.at(context) for context in contexts}
     check.curve(
-        id, f"decode, {model.name}, {precision} cache, batch 1", steps, point.bytes_at, model=model.name,
-        dtype=name_of(plan.dtype), cache=precision, batch=1, weights="synthetic", **conditions,
+        id, f"decode, {model.name}, {precision} cache, batch {batch}", steps, point.bytes_at, model=model.name,
+        dtype=name_of(dtype), cache=precision, batch=batch, weights="synthetic", **conditions,
     )  # fmt: skip
 
 
@@ -496,6 +535,7 @@ def run(plan: Plan, device: torch.device) -> Check:
     check.section("attention with other heads", lambda: heads(check, model))
     check.section("a shared prefix", lambda: shared_prefix(check, model))
     check.section("whole steps in every precision", lambda: precisions(check, model))
+    check.section("whole steps as the units run them", lambda: units(check))
     check.section("whole steps with other heads", lambda: layouts(check, model))
     if plan.sliced:
         check.section(f"a slice of {plan.sliced.name}", lambda: large_model(check))

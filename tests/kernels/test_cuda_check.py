@@ -40,7 +40,9 @@ def test_a_rehearsal_on_a_bare_machine_writes_a_recording(tmp_path):
     ids = {one.id for one in recording.series}
     assert {"decode-batch-1", "decode-against-batch", "prefill", "prefix-shared", "prefix-copied"} <= ids
     assert {f"attention-{name}" for name in ("full", "fp8", "int8", "int4", "mha", "mqa", "mla-4-heads")} <= ids
-    assert {f"decode-{name}" for name in ("int8", "int4", "mha", "mqa", "mla")} <= ids
+    assert {f"decode-{name}" for name in ("int8", "int4", "mha", "mqa", "mla", "int8-batch-2")} <= ids
+    assert {f"unit-{name}-batch-{batch}" for name in ("float32", "int8", "int4") for batch in (1, 2)} <= ids
+    assert sum("against plain torch" in check.name for check in recording.checks) == 3
     assert any("no kernel that reads fp8" in note for note in recording.notes)  # a storage format on a CPU
     assert recordings.curve(recording, "decode-against-batch")[0] == [1, 2]
     assert len(recording.checks) >= 9
