@@ -658,6 +658,42 @@ estimates.Table(header, rows)
 # fast. A scale of a *token* multiplies the score of that token, one number for a whole key. A scale of a *channel* belongs
 # inside the product: a kernel has to restore a tile of keys first, as the one of this course does on a CPU, or to fold
 # the scales into the query, once for each block.
+#
+# **Whether fewer bytes win depends on the processor, too.** A number that was read is converted once, and then multiplied
+# once for each query head that shares it. Packing leaves all of that arithmetic as it is, so with more heads a KV head it
+# sooner takes as long as reading. With four, int4 was ahead of float32 on the AMD EPYC of this course's recordings and
+# behind it on an Intel Xeon. On your CPU? Attention alone, over 16,384 tokens of 8 KV heads, whatever the device above:
+
+# %%
+from functools import partial
+
+from helpers import kernels
+from helpers.clock.timing import Clock
+from helpers.kernels import quantize
+
+on_cpu, far = kernels.select("cpu"), 16_384
+pair = torch.randn(2, 1, 8, far, 64)  # keys and values
+as_int8 = [part for x in pair for part in quantize.int8_per_token(x)]
+(k4, *k_grid), (v4, *v_grid) = (quantize.per_token(x, 4, 64) for x in pair)
+pack = quantize.pack_int4
+as_int4 = [pack(k4), k_grid[0], pack(v4), v_grid[0], far, k_grid[1], v_grid[1]]
+
+# %%
+attends = {}
+for heads in (1, 4):
+    q = torch.randn(1, 8 * heads, 64)
+    attends["float32", heads] = partial(on_cpu.decode_attention, q, *pair, far)
+    attends["int8", heads] = partial(on_cpu.decode_attention_int8, q, *as_int8, far)
+    attends["int4", heads] = partial(on_cpu.decode_attention_int4, q, *as_int4)
+alone = Clock("cpu").sweep(attends, {"quick": 2.0, "full": 8.0}[budget])
+rows = []
+for heads in (1, 4):
+    took = {name: alone[name, heads].median for name in ("float32", "int8", "int4")}
+    parts = [f"{took[name] / took['float32']:.2f}" for name in ("int8", "int4")]
+    rows.append([f"{heads}", *parts, min(took, key=took.get)])
+print(*sorted({t.reason for t in alone.values()} - {""}), sep="\n")
+columns = ["query heads a KV head", "int8 ÷ float32", "int4 ÷ float32", "fastest here"]
+estimates.Table(columns, rows)
 
 # %%
 estimates.report("06")
