@@ -111,3 +111,12 @@ def test_a_mark_that_nobody_fills_is_named(tmp_path):
     (tmp_path / "solutions" / "START.py").write_text("# %% [markdown]\n# <!-- mapp -->\n")
     with pytest.raises(frame.CourseError, match="unknown mark <!-- mapp -->"):
         frame.start(tmp_path)
+
+
+def test_code_fits_a_notebook_at_half_a_screen():
+    """88 columns; the cell that fetches the course on a hosted notebook is folded."""
+    for unit in find():
+        for cell in json.loads(unit.release.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                long = [line for line in "".join(cell["source"]).splitlines() if len(line) > 88]
+                assert not long, (cell["id"], long)

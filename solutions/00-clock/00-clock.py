@@ -262,9 +262,11 @@ assert len(got) == 4 and all(abs(float(s) - 0.00402) < 1e-7 for s in got), (
 
 # %% answer="00.5"
 def median_and_spread(samples):
-    """(median, spread) of a list of seconds; the spread is half the distance between the quartiles.
+    """(median, spread) of a list of seconds;
+    the spread is half the distance between the quartiles.
 
-    median_and_spread([3, 1, 2, 9, 4]) is (3.0, 1.0): sorted 1 2 3 4 9, the quartiles are 2 and 4.
+    median_and_spread([3, 1, 2, 9, 4]) is (3.0, 1.0): sorted 1 2 3 4 9,
+    the quartiles are 2 and 4.
     """
     ### BEGIN SOLUTION
     # HINT: np.percentile takes several percentages at once: the median is 50.
@@ -294,7 +296,8 @@ assert abs(float(got[0]) - 3.5) < 1e-5 and abs(float(got[1]) - 1.25) < 1e-5, (
 
 # %% answer="00.6"
 def measure_in_turns(steps, time_once, rounds):
-    """{name: list of `rounds` samples}; every round visits every step of the dict `steps` once.
+    """{name: list of `rounds` samples}; every round visits every step of the dict
+    `steps` once.
 
     time_once(step) runs a step and returns its seconds.
     measure_in_turns({"a": f, "b": g}, time_once, 2) times f, g, f, g.

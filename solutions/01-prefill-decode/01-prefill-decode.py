@@ -242,7 +242,8 @@ assert str(decode_share).strip().lower() == "falls"
 
 # %% answer="01.5"
 def generate(decoder, cache, prompt, count):
-    """Yield `count` greedy next tokens (int) after `prompt`, int64 [t]; `cache` is empty and large enough."""
+    """Yield `count` greedy next tokens (int) after `prompt`, int64 [t]; `cache` is
+    empty and large enough."""
     ### BEGIN SOLUTION
     # HINT: The logits of the prefill give the first token already. What does decode
     #   need to give the second?
@@ -265,7 +266,8 @@ check.grade("01.5", generate)
 
 ### BEGIN HIDDEN TESTS
 class Script:
-    """Stands for a decoder: its next token is the newest token plus the number of tokens seen, modulo 50."""
+    """Stands for a decoder: its next token is the newest token plus the number of
+    tokens seen, modulo 50."""
 
     seen = steps = 0
     device = torch.device("cpu")
@@ -319,9 +321,10 @@ assert script.steps == 4
 def latency(sent, chunks):
     """(TTFT, TPOT) in seconds.
 
-    sent: when the request left, seconds. chunks: [(arrival in seconds, tokens in the chunk), ...] in order.
-    A chunk may hold 0 tokens (a header, a keep-alive). Where no token follows the first chunk, TPOT is
-    float("nan").
+    sent: when the request left, seconds. chunks:
+    [(arrival in seconds, tokens in the chunk), ...] in order.
+    A chunk may hold 0 tokens (a header, a keep-alive).
+    Where no token follows the first chunk, TPOT is float("nan").
     """
     ### BEGIN SOLUTION
     # HINT: Drop the chunks without tokens first. What are then the first and the last
@@ -374,7 +377,8 @@ assert abs(float(first) - 0.5) < 1e-6 and gap != gap
 
 # %% answer="01.7"
 def phases(g, prompt, outputs, batch, flops_per_second, bytes_per_second):
-    """(prefill seconds, decode seconds) of `batch` equal requests served together on geometry g."""
+    """(prefill seconds, decode seconds) of `batch` equal requests served together on
+    geometry g."""
     ### BEGIN SOLUTION
     # HINT: Prefill: FLOPs over FLOP/s, for every sequence of the batch. Decode: add
     #   up the bytes of all steps.
@@ -566,7 +570,8 @@ estimates.predict("01.tpot_ms", 1e3 * expected[1] / (count - 1), "ms")
 
 # %%
 def recompute(decoder, prompt, count):
-    """Greedy tokens without a KV cache: each comes from a prefill of everything so far."""
+    """Greedy tokens without a KV cache: each comes from a prefill of everything so
+    far."""
     for _ in range(count):
         scratch = FullCache(g, capacity=len(prompt), device=where)
         token = int(decoder.prefill(prompt[None], scratch).argmax())
@@ -576,7 +581,8 @@ def recompute(decoder, prompt, count):
 
 # %%
 def stamped(stream):
-    """(tokens, seconds from the start to each, TTFT, TPOT) of a stream of tokens; times in seconds."""
+    """(tokens, seconds from the start to each, TTFT, TPOT) of a stream of tokens;
+    times in seconds."""
     sent = time.perf_counter()
     chunks = [
         (int(token), time.perf_counter()) for token in stream
@@ -750,7 +756,8 @@ title = "gpt-fast, batch 1, A100 (the first pair is the fitted one)"
 plots.bars(None, names, bars, ylabel="decode rate (tokens/s)", title=title)
 for row, size, guess, seen in zip(rows, step_bytes, guesses, published, strict=True):
     print(
-        f"{' '.join(row):20} {size / 1e9:5.2f} GB {guess:6.1f} expected, {seen} published"
+        f"{' '.join(row):20} {size / 1e9:5.2f} GB {guess:6.1f} expected, {seen} "
+        "published"
     )
 
 # %% [markdown]

@@ -217,9 +217,11 @@ for name, size, value in [
 def tpot_seconds(
     weight_bytes, kv_bytes_per_token, context, batch, bandwidth, overhead=0.0
 ):
-    """Seconds of one decode step: `batch` sequences, each with `context` tokens in its cache.
+    """Seconds of one decode step: `batch` sequences,
+    each with `context` tokens in its cache.
 
-    Example: 8e9 bytes of weights, 1e5 bytes a token, 20,000 tokens, batch 1, 1e12 B/s: 0.010 s.
+    Example: 8e9 bytes of weights, 1e5 bytes a token, 20,000 tokens, batch 1, 1e12 B/s:
+    0.010 s.
     """
     ### BEGIN SOLUTION
     # HINT: What does a step read once for the whole batch, and what once for each
@@ -263,7 +265,8 @@ for context, tokens_per_second in l4.items():
 
 # %% answer="02.6"
 def fit_line(contexts, seconds):
-    """Least-squares line through the points: returns (slope, intercept), in s/token and in s.
+    """Least-squares line through the points: returns (slope, intercept),
+    in s/token and in s.
 
     Example: contexts [0, 100, 200], seconds [0.01, 0.02, 0.03] → (0.0001, 0.01).
     """
@@ -301,10 +304,11 @@ assert abs(slope - 1.210526e-6) < 1e-9 and abs(intercept - 0.00990789) < 2e-6, (
 
 # %% answer="02.7"
 def bandwidth_and_overhead(slope, intercept, weight_bytes, kv_bytes_per_token, batch=1):
-    """What a fitted line says: returns (bandwidth in bytes per second, overhead in seconds).
+    """What a fitted line says: returns (bandwidth in bytes per second, overhead in
+    seconds).
 
-    Example: slope 1e-7 s per token, intercept 0.012 s, 10e9 bytes of weights, 1e5 bytes a token
-    → (1e12, 0.002).
+    Example: slope 1e-7 s per token, intercept 0.012 s, 10e9 bytes of weights,
+    1e5 bytes a token → (1e12, 0.002).
     """
     ### BEGIN SOLUTION
     # HINT: One more token in every sequence adds `slope` seconds. How many bytes more

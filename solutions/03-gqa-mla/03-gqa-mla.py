@@ -226,9 +226,11 @@ assert abs(float(saved_percent["V2 at 6 bits"]) - 93.34) < 0.07, "at 6 bits"
 def grouped_attention(q, k, v):
     """One query per sequence over its cache; query heads share KV heads.
 
-    q [batch, q_heads, head_dim]; k, v [batch, kv_heads, context, head_dim] → [batch, q_heads, head_dim].
+    q [batch, q_heads, head_dim]; k, v [batch, kv_heads, context, head_dim] →
+    [batch, q_heads, head_dim].
     Scores are scaled by head_dim ** -0.5.
-    Example: 8 query heads and 2 KV heads: heads 0 … 3 read KV head 0, heads 4 … 7 read KV head 1.
+    Example: 8 query heads and 2 KV heads: heads 0 … 3 read KV head 0,
+    heads 4 … 7 read KV head 1.
     """
     ### BEGIN SOLUTION
     # HINT: The query heads of a group ask the same keys. How can several queries share
@@ -389,8 +391,9 @@ for mine, right in zip(given, [5, 6, 3, 1, 5, 8_000, 3_006], strict=True):
 def absorb_query(q_nope, w_uk):
     """The queries of all heads, brought into the latent. Not scaled yet.
 
-    q_nope [batch, heads, qk_nope_head_dim]; w_uk [heads, qk_nope_head_dim, kv_lora_rank], which makes a head's key
-    as w_uk[head] @ latent → [batch, heads, kv_lora_rank].
+    q_nope [batch, heads, qk_nope_head_dim]; w_uk [heads, qk_nope_head_dim,
+    kv_lora_rank], which makes a head's key as w_uk[head] @ latent → [batch, heads,
+    kv_lora_rank].
     """
     ### BEGIN SOLUTION
     # HINT: In 03.6a a was W_K transposed times q. Here each head has its own W_K and
@@ -432,8 +435,10 @@ def mla_decode(q_nope, q_rope, latents, rope_keys, w_uk, w_uv):
     """One query per sequence over latents that are never expanded.
 
     q_nope [batch, heads, nope], q_rope [batch, heads, rope], already rotated;
-    latents [batch, context, rank], rope_keys [batch, context, rope], already rotated, shared by all heads;
-    w_uk [heads, nope, rank], w_uv [heads, v_head_dim, rank] → [batch, heads, v_head_dim].
+    latents [batch, context, rank], rope_keys [batch, context, rope], already rotated,
+    shared by all heads;
+    w_uk [heads, nope, rank], w_uv [heads, v_head_dim, rank] →
+    [batch, heads, v_head_dim].
     """
     ### BEGIN SOLUTION
     # HINT: Content: your absorbed queries times the transposed latents. Position:

@@ -194,7 +194,8 @@ for name, value in right.items():
 def kept(newest, sinks, window):
     """The tokens that `newest` attends to, in ascending order.
 
-    Example: kept(9, sinks=2, window=4) → [0, 1, 6, 7, 8, 9];  kept(3, sinks=2, window=4) → [0, 1, 2, 3].
+    Example: kept(9, sinks=2, window=4) → [0, 1, 6, 7, 8, 9];
+    kept(3, sinks=2, window=4) → [0, 1, 2, 3].
     """
     ### BEGIN SOLUTION
     # HINT: Two ranges, one after the other: the sinks, then the window. The window ends
@@ -271,9 +272,11 @@ assert [int(row_of(t, 0, 2)) for t in range(5)] == [0, 1, 0, 1, 0], "rows of 0 +
 
 # %% answer="04.6"
 def places(seen, sinks, window):
-    """For each row that holds a token, row 0 first: the place in the cache of that token, after `seen` tokens.
+    """For each row that holds a token, row 0 first: the place in the cache of that
+    token, after `seen` tokens.
 
-    Example: places(7, sinks=2, window=3) → [0, 1, 3, 4, 2], since the rows hold the tokens 0, 1, 5, 6, 4.
+    Example: places(7, sinks=2, window=3) → [0, 1, 3, 4, 2],
+    since the rows hold the tokens 0, 1, 5, 6, 4.
     """
     ### BEGIN SOLUTION
     # HINT: `kept(seen - 1, …)` lists the tokens in the order of their places: the first
@@ -326,9 +329,11 @@ class StreamingCache(SinkBuffers):
 
 # %% answer="04.7"
 def store(cache, layer, token, k, v):
-    """Write k and v [batch, kv_heads, 1, head_dim], the key not rotated, into the row of `token` in `layer`.
+    """Write k and v [batch, kv_heads, 1, head_dim], the key not rotated,
+    into the row of `token` in `layer`.
 
-    Example: with 2 sinks and a window of 3, the key of token 5 goes to cache.keys[layer, :, :, 2].
+    Example: with 2 sinks and a window of 3, the key of token 5 goes to
+    cache.keys[layer, :, :, 2].
     """
     ### BEGIN SOLUTION
     # HINT: `row_of(token, cache.sinks, cache.window)` is the row. Which index of
@@ -372,9 +377,11 @@ assert not c.keys[0].any(), "the other layer is untouched"
 
 # %% answer="04.8"
 def read(cache, layer, q):
-    """Attention of the newest token of `layer`, q [batch, q_heads, 1, head_dim], not rotated → same shape.
+    """Attention of the newest token of `layer`, q [batch, q_heads, 1, head_dim],
+    not rotated → same shape.
 
-    The sequence has cache.seen(layer) tokens by now, the newest included. Nothing that is stored changes.
+    The sequence has cache.seen(layer) tokens by now, the newest included.
+    Nothing that is stored changes.
     """
     ### BEGIN SOLUTION
     # HINT: `places(cache.seen(layer), …)` has one entry for each row that holds a
@@ -493,7 +500,8 @@ from helpers.caches import AttentionProbe
 
 
 def attention_on_the_first(ids, positions=8):
-    """Share of attention in % [layers, heads, positions], from the queries 256 … 511."""
+    """Share of attention in % [layers, heads, positions],
+    from the queries 256 … 511."""
     probe = AttentionProbe(model.geometry, 512, device=spot, first=positions)
     model.prefill(ids[None, :256], probe)
     probe.reset()
@@ -501,6 +509,7 @@ def attention_on_the_first(ids, positions=8):
     return 100 * probe.share
 
 
+print(f"where 256 queries look, in all {model.geometry.layers} layers …")
 share = attention_on_the_first(tokens)
 
 # %% jupyter={"source_hidden": true}
@@ -526,7 +535,8 @@ other = attention_on_the_first(torch.cat((banana, tokens)))
 for ids, found in ((tokens, share), (banana, other)):
     deep = found[12:, :, 0]
     print(
-        f"first token {tokenizer.decode([int(ids[0])])!r}: {deep.mean():.0f} % of the attention in layers 12 to 29, "
+        f"first token {tokenizer.decode([int(ids[0])])!r}: {deep.mean():.0f} % of the "
+        "attention in layers 12 to 29, "
         f"{deep.max():.0f} % in the strongest head"
     )
 
@@ -652,9 +662,11 @@ estimates.Table(["cache", "recalled", "answers"], rows, "planted: " + ", ".join(
 
 # %% answer="04.9"
 def smallest_safe_window(curve, dense, allowed):
-    """The smallest safe window of `curve` {window: perplexity}; `dense` is the perplexity of the full cache.
+    """The smallest safe window of `curve` {window: perplexity}; `dense` is the
+    perplexity of the full cache.
 
-    Example: smallest_safe_window({128: 13.0, 256: 11.0, 512: 10.2}, dense=10.0, allowed=0.15) → 256.
+    Example: smallest_safe_window({128: 13.0, 256: 11.0, 512: 10.2}, dense=10.0,
+    allowed=0.15) → 256.
     """
     ### BEGIN SOLUTION
     # HINT: The limit is dense · (1 + allowed). From which end do you have to look, if
@@ -789,8 +801,10 @@ held = caches["yours"].nbytes / batch / 1e6
 estimates.ledger(
     "04",
     "StreamingLLM, 4 sinks + window",
-    tpot=f"capped, weights unchanged; here {full:.0f} → {flat:.0f} ms at {longest:,} tokens{note}",
+    tpot=f"capped, weights unchanged; here {full:.0f} → {flat:.0f} ms at {longest:,} "
+    f"tokens{note}",
     ttft="not measured; the prompt is still read whole",
     memory=f"capped at sinks + window rows; here {held:.0f} MB a sequence",
-    quality=f"what is dropped is gone: {found} of {len(codes)} facts found; perplexity {above:+.0f} % (recorded)",
+    quality=f"what is dropped is gone: {found} of {len(codes)} facts found; "
+    f"perplexity {above:+.0f} % (recorded)",
 )

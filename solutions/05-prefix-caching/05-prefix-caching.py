@@ -276,10 +276,12 @@ for name, right in {"reuses, write at 1.25": 1, "reuses, write at 2": 2}.items()
 
 # %% answer="05.5"
 def block_name(parent, tokens, salt=b""):
-    """Name of a full block, as bytes: a hash of the parent's name (b"" for the first block), tokens and salt.
+    """Name of a full block, as bytes: a hash of the parent's name
+    (b"" for the first block), tokens and salt.
 
-    The same arguments give the same name, whether tokens is a list or a tuple. Other tokens, another parent and, in
-    the first block, another salt give another name, whatever bytes they are made of.
+    The same arguments give the same name, whether tokens is a list or a tuple. Other
+    tokens, another parent and, in the first block, another salt give another name,
+    whatever bytes they are made of.
     """
     ### BEGIN SOLUTION
     # HINT: What goes into the hash: parent, tokens and salt. What may not change the
@@ -324,10 +326,12 @@ assert len(large) == 3, "large tokens count whole"
 
 # %% answer="05.6"
 def longest_prefix(block_of, tokens, block_size, salt=b""):
-    """The blocks that hold the longest known prefix of `tokens`, as a list of block numbers.
+    """The blocks that hold the longest known prefix of `tokens`,
+    as a list of block numbers.
 
-    block_of is {name: block number}. Example, block_size 4, everything known: 9 tokens → the blocks of tokens 0–3 and
-    4–7; 8 tokens → only that of 0–3, because token 7 has to be computed.
+    block_of is {name: block number}. Example, block_size 4, everything known: 9 tokens
+    → the blocks of tokens 0–3 and 4–7; 8 tokens → only that of 0–3,
+    because token 7 has to be computed.
     """
     ### BEGIN SOLUTION
     # HINT: Keep the name of the block before, b"" at the start, and make the next one
@@ -379,7 +383,8 @@ assert list(longest_prefix(known, five, 2)) == [], "another salt"
 
 # %% tags=["setup"]
 def hold(pool, block):
-    """One session more uses `block`. If it was in `cached`, it must not be evicted from there any more."""
+    """One session more uses `block`. If it was in `cached`,
+    it must not be evicted from there any more."""
     pool.references[block] += 1
     pool.cached.pop(block, None)
 
@@ -390,7 +395,8 @@ def hold(pool, block):
 
 # %% answer="05.7"
 def let_go(pool, block):
-    """One session less uses `block`. After the last: to the end of `cached` if it has a name, else to `free`."""
+    """One session less uses `block`. After the last: to the end of `cached` if it has a
+    name, else to `free`."""
     ### BEGIN SOLUTION
     # HINT: Count down first. Does anything else happen while somebody still uses the
     #       block?
@@ -442,7 +448,8 @@ assert pool.references == [1, 0, 0] and not pool.cached, "in use again"
 def take(pool):
     """A block for new tokens, now used by one session: returns its number.
 
-    Useful: pool.cached.popitem(last=False) removes and returns the oldest (block, None).
+    Useful: pool.cached.popitem(last=False) removes and returns the oldest
+    (block, None).
     """
     ### BEGIN SOLUTION
     # HINT: Two sources: pool.free, else the oldest of pool.cached. Take the block out
@@ -498,9 +505,11 @@ assert list(pool.name_of) == [new] and set(pool.block_of.values()) == {new}, (
 
 # %% answer="05.9"
 def make_own(pool, session):
-    """Give `session` its own last block if that is partly filled and also held by others.
+    """Give `session` its own last block if that is partly filled and also held by
+    others.
 
-    Returns [(old block, new block)], whose contents the engine then copies, or [] if nothing was to be done.
+    Returns [(old block, new block)], whose contents the engine then copies, or [] if
+    nothing was to be done.
     """
     ### BEGIN SOLUTION
     # HINT: When is nothing to be done? When the last block is full, or when this
@@ -574,7 +583,8 @@ class YourBlocks(BlockManager):
 
 # %%
 def first_token(blocks, pool, prompt, salt=b""):
-    """Read `prompt`, skipping what is cached: the logits of the first token, and the session that holds it all."""
+    """Read `prompt`, skipping what is cached: the logits of the first token, and the
+    session that holds it all."""
     session = blocks.open(prompt, salt)
     new = prompt[session.hit_tokens :]
     pool.copy(blocks.extend(session, new))
@@ -624,7 +634,8 @@ warm.close(first_token(warm, turn_pool, document[: histories[-1]])[1])
 
 
 def second_turn(history, blocks=None):
-    """`history` tokens and a question that was never asked before; without `blocks`, nothing is known."""
+    """`history` tokens and a question that was never asked before; without `blocks`,
+    nothing is known."""
     blocks = blocks or YourBlocks(turn_blocks, 16)
     question = [next(fresh), *document[-31:]]
     _, turn = first_token(blocks, turn_pool, document[:history] + question)
@@ -638,7 +649,8 @@ ttft = Clock(spot).sweep(ttft_steps, 4, min_samples=3, label="first tokens")
 
 
 def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach from."""
+    """A note for a title: " [busy]" when one of the timings is too wide to teach
+    from."""
     verdicts = sorted({t.verdict for t in timings} - {"ok"})
     return "".join(f" [{verdict}]" for verdict in verdicts)
 
@@ -660,7 +672,8 @@ for series, case in enumerate(computed):
         label=case,
         xlabel="history (tokens)",
         ylabel="TTFT of the second turn (ms)",
-        title=f"SmolLM2-135M: a hit takes the history out of TTFT{doubt(ttft.values())}",
+        title="SmolLM2-135M: a hit takes the history out of "
+        f"TTFT{doubt(ttft.values())}",
         xlog=True,
         ylog=True,
     )
@@ -827,8 +840,8 @@ for kind in (YourBlocks, FrontFirst):
 
 # %% tags=["setup"]
 def attend(q, k, v):
-    """q [batch, kv_heads, rows, head_dim]; k, v [batch, kv_heads, tokens, head_dim] → out like q, and
-    the lse of each row [batch, kv_heads, rows]."""
+    """q [batch, kv_heads, rows, head_dim]; k, v [batch, kv_heads, tokens, head_dim]
+    → out like q, and the lse of each row [batch, kv_heads, rows]."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     lse = scores.logsumexp(dim=-1)
     return (scores - lse[..., None]).exp() @ v, lse
@@ -842,9 +855,11 @@ def attend(q, k, v):
 
 # %% answer="05.10"
 def merge(out_a, lse_a, out_b, lse_b):
-    """Attention over both stretches: out_a, out_b [..., rows, head_dim]; lse_a, lse_b [..., rows] → like out_a.
+    """Attention over both stretches: out_a, out_b [..., rows, head_dim]; lse_a, lse_b
+    [..., rows] → like out_a.
 
-    Example: lse_a = 0, lse_b = log(3): a quarter of out_a and three quarters of out_b. One lse may be −∞.
+    Example: lse_a = 0, lse_b = log(3): a quarter of out_a and three quarters of out_b.
+    One lse may be −∞.
     """
     ### BEGIN SOLUTION
     # HINT: The share of stretch a is exp(lse_a) ÷ (exp(lse_a) + exp(lse_b)). Divide
@@ -897,9 +912,11 @@ assert (merge(ones, torch.zeros(2), zeros, nothing) - ones).abs().max() < 1e-3, 
 
 # %% answer="05.11"
 def cascade(q, prefix_k, prefix_v, k, v):
-    """Attention of one new token per session over the shared prefix and the session's own tokens.
+    """Attention of one new token per session over the shared prefix and the session's
+    own tokens.
 
-    q [batch, kv_heads, group, head_dim]; prefix_k, prefix_v [1, kv_heads, prefix, head_dim];
+    q [batch, kv_heads, group, head_dim]; prefix_k, prefix_v
+    [1, kv_heads, prefix, head_dim];
     k, v [batch, kv_heads, own, head_dim] → like q.
     """
     ### BEGIN SOLUTION
@@ -1045,8 +1062,7 @@ def in_turn(keys, values, tokens):
 # %%
 alone_steps = {}
 for p in lengths:
-    sizes = (g.kv_heads, rounded(p + own), g.head_dim)
-    every = torch.randn(2, batch, *sizes, device=spot)
+    every = torch.randn(2, batch, g.kv_heads, rounded(p + own), g.head_dim, device=spot)
     copy = every[:, :1]
     alone_steps |= {
         ("plain", p): partial(backend.decode_attention, q, *every, p + own),
@@ -1083,7 +1099,8 @@ for label, case in (("eight copies", "plain"), ("one copy", "one copy")):
     print(f"against {label}, cascade is slower at these prefixes: {loses}")
 rows = g.q_heads // g.kv_heads
 print(
-    f"FLOP per byte of prefix: plain {2 * rows / 4:.1f}, cascade {2 * rows * batch / 4:.0f}; "
+    f"FLOP per byte of prefix: plain {2 * rows / 4:.1f}, cascade "
+    f"{2 * rows * batch / 4:.0f}; "
     f"the ridge of this {card.name}: {card.ridge():.1f}"
 )
 
@@ -1143,7 +1160,8 @@ ax = plots.curve(
 
 # %%
 def found_on(replicas, choose):
-    """Hit rate in % when request number i goes to replica choose(i, request) of `replicas`."""
+    """Hit rate in % when request number i goes to replica choose(i, request) of
+    `replicas`."""
     hits_all, tokens_all = 0, 0
     for replica in range(replicas):
         mine_only = [r for i, r in enumerate(day) if choose(i, r) % replicas == replica]
@@ -1286,7 +1304,8 @@ ax = plots.curve(
 ax.set_xticks(turns)
 print(
     f"after ten turns: {bill['cached'][-1] / bill['no caching'][-1]:.0%} and "
-    f"{bill['cached, time in front'][-1] / bill['no caching'][-1]:.0%} of the cost without caching"
+    f"{bill['cached, time in front'][-1] / bill['no caching'][-1]:.0%} of the cost "
+    "without caching"
 )
 
 # %% [markdown]
@@ -1387,8 +1406,10 @@ together = f"÷ {faster.ratio:.1f}" if faster.differs else "no difference seen"
 estimates.ledger(
     "05",
     "prefix caching",
-    tpot=f"one session: {single}; cascade, {batch} sessions on {longest:,} tokens: {together}",
-    ttft=f"only what is new is computed; here ÷ {cut:.1f} at {history:,} tokens of history",
+    tpot=f"one session: {single}; cascade, {batch} sessions on {longest:,} tokens: "
+    f"{together}",
+    ttft=f"only what is new is computed; here ÷ {cut:.1f} at {history:,} tokens of "
+    "history",
     memory=f"a shared prefix is kept once; here ÷ {saved:.1f} for 8 sessions",
     quality="the same logits; one changed token in front undoes all of it",
 )

@@ -148,8 +148,8 @@ def quantize_int8(x):
     """Symmetric int8, one scale per token and head.
 
     x: float32 [batch, kv_heads, t, head_dim], no token all zero; it is left as it is.
-    Returns (numbers, scale): int8 of the shape of x, and float32 [batch, kv_heads, t], so that
-    numbers * scale[..., None] is x to within half a scale.
+    Returns (numbers, scale): int8 of the shape of x, and float32 [batch, kv_heads, t],
+    so that numbers * scale[..., None] is x to within half a scale.
 
     Example: one token [-1.27, 0.5, 1.0] → numbers [-127, 50, 100], scale 0.01.
     """
@@ -190,13 +190,15 @@ assert torch.allclose(scale.float(), torch.tensor([[[0.01, 0.2]]]), rtol=1e-3), 
 
 # %% answer="06.4"
 def quantize_levels(x, bits, dim):
-    """Asymmetric quantisation: levels 0 … 2**bits - 1 from the minimum to the maximum along `dim`.
+    """Asymmetric quantisation: levels 0 … 2**bits - 1 from the minimum to the maximum
+    along `dim`.
 
     x: float32 of any shape, nowhere constant along `dim`; it is left as it is.
-    Returns (levels, scale, zero): uint8 of the shape of x; float32 scale and zero with `dim` kept at size 1, so that
-    levels * scale + zero is x to within half a scale.
+    Returns (levels, scale, zero): uint8 of the shape of x; float32 scale and zero with
+    `dim` kept at size 1, so that levels * scale + zero is x to within half a scale.
 
-    Example: x = [-1.0, 0.0, 0.4, 2.0], bits 2 → levels [0, 1, 1, 3], scale 1.0, zero -1.0.
+    Example: x = [-1.0, 0.0, 0.4, 2.0], bits 2 → levels [0, 1, 1, 3], scale 1.0,
+    zero -1.0.
     """
     ### BEGIN SOLUTION
     # HINT: Minimum and maximum along `dim`, with keepdim=True, so that they can be
@@ -240,7 +242,8 @@ assert torch.allclose(zero.float(), torch.tensor([[-1.0], [5.0]]), rtol=1e-3), (
 
 # %% answer="06.5"
 def pack_int4(levels):
-    """uint8 levels 0 … 15 [..., head_dim] → uint8 [..., head_dim/2]; byte j holds dim j low, dim j + head_dim/2 high.
+    """uint8 levels 0 … 15 [..., head_dim] → uint8 [..., head_dim/2]; byte j holds dim j
+    low, dim j + head_dim/2 high.
 
     Example: [1, 2, 3, 4] → [1 + 16·3, 2 + 16·4] = [49, 66].
     """
@@ -295,7 +298,8 @@ for ax, name in zip(panels, ("keys", "values"), strict=True):
     )  # [layers, kv_heads, head_dim]
     stands_out = magnitude.amax(-1) / magnitude.median(-1).values
     print(
-        f"{name}: the largest dim is {stands_out.median():.1f} times the median one (median of all heads)"
+        f"{name}: the largest dim is {stands_out.median():.1f} times the median one "
+        "(median of all heads)"
     )
     colour = plots.BLUE if name == "keys" else plots.ORANGE
     ax.bar(range(64), magnitude[layer, head], color=colour)
@@ -318,9 +322,11 @@ _ = panels[0].set_ylabel("mean magnitude (model units)")
 
 # %% answer="06.6"
 def restore_kv(k, v, bits=4, size=32):
-    """Quantise, then dequantise: keys per channel over `size` tokens, values per token over `size` dims.
+    """Quantise, then dequantise: keys per channel over `size` tokens,
+    values per token over `size` dims.
 
-    k, v: [batch, kv_heads, t, head_dim]; `size` divides t and head_dim. Returns (k, v) as they would be read back.
+    k, v: [batch, kv_heads, t, head_dim]; `size` divides t and head_dim. Returns (k, v)
+    as they would be read back.
     Use your quantize_levels.
     """
     ### BEGIN SOLUTION
@@ -415,7 +421,8 @@ for model_shape, scheme, expect in (
 
 # %%
 def relative_error(x, dim, bits, size=32):
-    """Error in % of the norm; x [layers, batch, kv_heads, t, head_dim], scales shared along `dim`."""
+    """Error in % of the norm; x [layers, batch, kv_heads, t, head_dim],
+    scales shared along `dim`."""
     parts = x.unflatten(dim, (-1, size))
     levels, scale, zero = quantize_levels(parts, bits, dim + 1)
     return 100 * float((levels * scale + zero - parts).norm() / parts.norm())
@@ -836,7 +843,8 @@ busy = " (busy)" * any(verdict != "ok" for verdict in verdicts)
 estimates.ledger(
     "06",
     "quantise the cache (int8, fused)",
-    tpot=f"here slope × {best:.2f}{busy} for bytes × {fewer:.2f}, intercept {later:+.1f} ms; weights unchanged",
+    tpot=f"here slope × {best:.2f}{busy} for bytes × {fewer:.2f}, intercept "
+    f"{later:+.1f} ms; weights unchanged",
     ttft="not measured here; +2 to +5 % on an A100 (vllm-project/vllm#42058)",
     memory="÷ 2 (fp8), ÷ 3.2 to 3.6 (int4) against bf16",
     quality=", ".join(f"{rise[n]:+.1f} % {n}" for n in guesses) + " (perplexity)",

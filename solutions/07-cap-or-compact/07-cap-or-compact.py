@@ -49,7 +49,8 @@ script, close_answer = recall.turns(turns_said, tokenizer), recall.end(tokenizer
 
 
 def play(policy, summarise=None, order=sessions.ORDER):
-    """One chat of the script under `policy`: the chat as it stands at the end, and what each turn reported."""
+    """One chat of the script under `policy`: the chat as it stands at the end,
+    and what each turn reported."""
     room = 300 * turns_said  # tokens
     chat = Chat(model, recall.session(tokenizer), policy, summarise, order, room)
     return chat, [
@@ -59,7 +60,8 @@ def play(policy, summarise=None, order=sessions.ORDER):
 
 
 def first_sentences(chat, leaving):
-    """The first sentence of each message that leaves, behind those of the summary before."""
+    """The first sentence of each message that leaves,
+    behind those of the summary before."""
     old = [chat.session.summary] if chat.session.summary else []
     messages = recall.sentences([*old, *leaving], tokenizer)
     kept = messages[0] if old else messages[0][:1]
@@ -323,7 +325,8 @@ def leave(head, turns, high, low):
     """How many of the oldest turns are not sent again.
 
     head, high, low are tokens; turns is a list of tokens per turn, oldest first.
-    Example: head 10, turns [30, 30, 30, 20]: 120 tokens. high 120: 0. high 100, low 100: 1. high 100, low 60: 2.
+    Example: head 10, turns [30, 30, 30, 20]: 120 tokens. high 120: 0. high 100, low
+    100: 1. high 100, low 60: 2.
     """
     ### BEGIN SOLUTION
     # HINT: Compare the whole prompt with the high mark first, and with the low mark after that.
@@ -363,10 +366,12 @@ assert leave(0, [500], 100, 50) == 0, "the question never leaves"
 
 # %% answer="07.6"
 def compaction(system, tools, summary, turns, instruction, new_summary, gone):
-    """The prompt that asks for a summary, and the prompt without the `gone` oldest turns, as two lists of tokens.
+    """The prompt that asks for a summary, and the prompt without the `gone` oldest
+    turns, as two lists of tokens.
 
     turns is a list of lists of tokens; the other parts are lists of tokens.
-    Example: compaction([1], [2], [], [[3, 4], [5]], [9], [7], 1) → [1, 2, 3, 4, 5, 9] and [1, 2, 7, 5].
+    Example: compaction([1], [2], [], [[3, 4], [5]], [9], [7], 1)
+    → [1, 2, 3, 4, 5, 9] and [1, 2, 7, 5].
     """
     ### BEGIN SOLUTION
     # HINT: What did the prompt of the turn before begin with? And where can an instruction stand without moving it?
@@ -401,10 +406,11 @@ assert list(after) == [1, 2, 8, 6], "the turn after"
 
 # %% answer="07.7"
 def extract(sentences, words):
-    """The key sentences, as a list of strings, `words` words at most. sentences is a list of strings.
+    """The key sentences, as a list of strings, `words` words at most.
+    sentences is a list of strings.
 
-    Example, with 9 words: ["My dog is called Bruno.", "It rains.", "We meet in room 5."] → the first alone, since the
-    last would make it 10.
+    Example, with 9 words: ["My dog is called Bruno.", "It rains.", "We meet in room
+    5."] → the first alone, since the last would make it 10.
     """
     ### BEGIN SOLUTION
     # HINT: Two steps: which sentences are wanted, then which of them fit.
@@ -450,7 +456,8 @@ assert list(extract(["Then We left"], 9)) == ["Then We left"], "we"
 
 # %%
 def your_sentences(chat, leaving):
-    """A summary out of your `extract`; what an earlier summary said is a message like the others."""
+    """A summary out of your `extract`; what an earlier summary said is a message like
+    the others."""
     old = [chat.session.summary] if chat.session.summary else []
     messages = recall.sentences([*old, *leaving], tokenizer)
     chosen = extract([sentence for message in messages for sentence in message], 60)
@@ -545,7 +552,7 @@ model.prefill(torch.tensor([whole], device=spot), sinks)
 asked["4 sinks, window"] = {}
 for fact in recall.FACTS:
     question = torch.tensor(tokenizer.encode(recall.question(fact)).ids, device=spot)
-    # A ring cannot be rewound, so each question gets a copy of it (but not of the kernels, a module).
+    # A ring cannot be rewound: each question gets a copy (without the kernels).
     again = copy.deepcopy(sinks, {id(sinks.kernels): sinks.kernels})
     answer = greedy(model, again, question, 5)
     asked["4 sinks, window"][fact.name] = fact.value in tokenizer.decode(answer)
@@ -590,7 +597,8 @@ day = traces.generate(60, seed=1)
 
 
 def replayed(policy, same_prefix=True):
-    """The day under `policy`: its requests, and the tokens that a provider bills for them."""
+    """The day under `policy`: its requests,
+    and the tokens that a provider bills for them."""
     sent = sessions.replay(day, policy, same_prefix)
     hits = traces.hit_tokens(traces.hashed(sent, 16), 16)
     usage = sessions.Usage(
@@ -779,9 +787,11 @@ estimates.ledger(
     "07",
     "compaction with hysteresis",
     tpot=f"bounded by the high mark; here ÷ {tpot:.2f} after {turns_said} turns",
-    ttft="one turn in many waits for the summary; truncation at each turn waits at each",
+    ttft="one turn in many waits for the summary; truncation at each turn waits at "
+    "each",
     memory=f"bounded by the high mark; here ÷ {memory:.1f}",
-    quality=f"what the summary leaves out is gone; here {kept} of {len(facts)} facts known",
+    quality=f"what the summary leaves out is gone; here {kept} of {len(facts)} facts "
+    "known",
 )
 
 # %% [markdown]

@@ -91,7 +91,8 @@ def infer(slope, intercept, weight_bytes, kv_bytes_per_token):
     """Sessions decoded together, and bytes read per second: (batch, bytes_per_second).
 
     slope in seconds per token of history (of each session), intercept in seconds.
-    Example: slope 1e-6, intercept 0.010, weights 20e9 bytes, 1e5 bytes a token → (20, 2e12).
+    Example: slope 1e-6, intercept 0.010, weights 20e9 bytes, 1e5 bytes a token
+    → (20, 2e12).
     """
     ### BEGIN SOLUTION
     # HINT: The rate follows from the intercept alone: bytes of the weights ÷ seconds.
@@ -233,7 +234,8 @@ estimates.Table(shown, rows)
 
 # %% answer="08.5"
 def decode_ms(tpot_ms, ttft_ms, answer_tokens):
-    """Milliseconds of decoding per token of the answer, from three lists of one length: a list or an array.
+    """Milliseconds of decoding per token of the answer, from three lists of one length:
+    a list or an array.
 
     Example: tpot_ms [50], ttft_ms [1000], answer_tokens [100] → [40].
     """
@@ -281,7 +283,8 @@ assert abs(float(given[0]) - 40) < 1e-3 and abs(float(given[1]) - 19) < 1e-3
 def diagnose(trace):
     """One of the six causes, as a string, for a trace given as a dictionary of columns.
 
-    Example: for symptoms.generate(3, "prefix misses").table() it returns "prefix misses".
+    Example: for symptoms.generate(3, "prefix misses").table() it returns "prefix
+    misses".
     """
     ### BEGIN SOLUTION
     # HINT: Ask in order: does the growth vanish without TTFT? does decoding grow at all?
@@ -362,8 +365,8 @@ estimates.Table(columns, rows)
 def stacked_ms(service, chosen):
     """TPOT in ms with the levers of the list `chosen` in place, all together.
 
-    service has weight_bytes, kv_bytes_per_token, batch, context, bytes_per_second; a lever has
-    weights, cache (factors), keep (tokens or None), shared (tokens).
+    service has weight_bytes, kv_bytes_per_token, batch, context, bytes_per_second;
+    a lever has weights, cache (factors), keep (tokens or None), shared (tokens).
     Example: for this unit's service and no levers, 119.9.
     """
     ### BEGIN SOLUTION

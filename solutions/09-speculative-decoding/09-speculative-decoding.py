@@ -227,9 +227,11 @@ for name, alpha in right.items():
 
 # %% answer="09.4"
 def draft(history, k, longest=3):
-    """Up to k guesses: what followed the end of `history` at its last earlier occurrence; a list, [] without one.
+    """Up to k guesses: what followed the end of `history` at its last earlier
+    occurrence; a list, [] without one.
 
-    history is a list of token ids. The end is its last `longest` tokens, or else one fewer, down to one.
+    history is a list of token ids. The end is its last `longest` tokens,
+    or else one fewer, down to one.
     """
     ### BEGIN SOLUTION
     # HINT: Two loops: over n, the length of the end, downwards; and over where
@@ -268,11 +270,13 @@ assert list(draft([1, 2, 3], 4)) == [], "nothing occurred before"
 
 # %% answer="09.5"
 def accept(drafted, best):
-    """New tokens of a step, as a list: the guesses that hold, and then one of the model's own.
+    """New tokens of a step, as a list: the guesses that hold,
+    and then one of the model's own.
 
-    drafted: k guesses; best: k + 1 tokens (there may be more behind them, which do not count).
-    Example: drafted 4 5 6, best 4 9 6 2 → [4, 9]. Guess 6 does not count: the model said 6 after a 5 that it
-    did not want.
+    drafted: k guesses; best: k + 1 tokens (there may be more behind them, which do not
+    count).
+    Example: drafted 4 5 6, best 4 9 6 2 → [4, 9]. Guess 6 does not count: the model
+    said 6 after a 5 that it did not want.
     """
     ### BEGIN SOLUTION
     # HINT: Walk along the guesses as long as drafted[i] == best[i].
@@ -311,9 +315,11 @@ assert list(accept([], [3, 8])) == [3], "no guess, a plain step"
 def keep(lengths, drafted, best):
     """Tokens that each session's cache may keep after a step, as a list.
 
-    lengths: tokens in each cache before the step; drafted, best: as in `accept`, one list a session.
-    Example: lengths 10 and 7, drafted [4, 5] and [], best [4, 9, 1] and [3, 8, 8] → [12, 8]: the first session
-    keeps its newest token and guess 4, the second its newest token.
+    lengths: tokens in each cache before the step; drafted, best: as in `accept`,
+    one list a session.
+    Example: lengths 10 and 7, drafted [4, 5] and [], best [4, 9, 1] and [3, 8, 8] →
+    [12, 8]: the first session keeps its newest token and guess 4,
+    the second its newest token.
     """
     ### BEGIN SOLUTION
     # HINT: What did the step read that is right? The newest token, and the guesses
@@ -361,10 +367,12 @@ assert list(keep([5], [[1, 2]], [[4, 2, 3]])) == [6], "none holds"
 
 # %% answer="09.7"
 def rule(token, p, q):
-    """(probability of keeping `token`, list of probabilities of each token that may replace it).
+    """(probability of keeping `token`, list of probabilities of each token that may
+    replace it).
 
-    p, q: lists, the probabilities of model and drafter; token: a number drawn from q, so q[token] > 0. Where p and q
-    are equal nothing is ever replaced: then return p as the second.
+    p, q: lists, the probabilities of model and drafter; token: a number drawn from q,
+    so q[token] > 0. Where p and q are equal nothing is ever replaced:
+    then return p as the second.
     """
     ### BEGIN SOLUTION
     # HINT: Of q[token], the share that is wanted is p[token] / q[token], but no
@@ -505,7 +513,8 @@ stepped = Clock(spot).sweep(steps_by, seconds, samples, label="steps")
 
 # %%
 def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach from."""
+    """A note for a title: " [busy]" when one of the timings is too wide to teach
+    from."""
     verdicts = sorted({t.verdict for t in timings} - {"ok"})
     return "".join(f" [{verdict}]" for verdict in verdicts)
 
@@ -580,7 +589,8 @@ for name, prompt in each(prompts.items(), "reading the prompts"):
 
 # %%
 def answer_to(name, k):
-    """`count` tokens at most, from a prompt that the cache holds up to its last token."""
+    """`count` tokens at most, from a prompt that the cache holds up to its last
+    token."""
     held[name].rewind(len(prompts[name]) - 1)
     options = dict(draft=draft, stop=end_of_turn, cached=True)
     [found] = speculation.generate(
@@ -818,9 +828,11 @@ print(*(f"{label}: at best × {most:.2f}" for label, most in best_of.items()), s
 estimates.ledger(
     "09",
     "speculative decoding (prompt lookup)",
-    tpot=f"code {effects['code']}, story {effects['story']}; 4 sessions {crowd_effects[4]}",
+    tpot=f"code {effects['code']}, story {effects['story']}; 4 sessions "
+    f"{crowd_effects[4]}",
     ttft="unchanged",
-    memory="none with prompt lookup; a draft model brings weights and a cache of its own",
+    memory="none with prompt lookup; a draft model brings weights and a cache of its "
+    "own",
     quality="greedy: the same tokens; sampled: the same distribution",
 )
 

@@ -47,7 +47,8 @@ words = text.tokens(2_048, tokenizer).tolist()
 
 
 def freeze(token_budget, long=512):
-    """A chat of 24 tokens; after 8 of them comes a prompt of `long` tokens. Returns both, with their times."""
+    """A chat of 24 tokens; after 8 of them comes a prompt of `long` tokens. Returns
+    both, with their times."""
     pool = BlockPool(model.geometry, 48, 16, positions=768, device=spot)
     served = Scheduler(model, pool, token_budget)
     chat = served.submit(Arrival(0.0, tuple(words[:64]), 24))
@@ -299,7 +300,8 @@ assert abs(float(attention["pieces"]) - 17) < 0.01, "pieces"
 def next_step(decoding, left, budget):
     """Tokens that each prompt gets in the next step, as a list like `left`.
 
-    decoding: answers that grow by one token each; left: unread tokens of each prompt, in order of arrival.
+    decoding: answers that grow by one token each; left: unread tokens of each prompt,
+    in order of arrival.
     """
     ### BEGIN SOLUTION
     # HINT: What is left of the budget once the answers have theirs? It may be nothing,
@@ -343,7 +345,8 @@ assert list(next_step(0, [5, 6], 100)) == [5, 6], "never more than there is"
 def admit(waiting, free, block_size):
     """How many requests may start, counted from the front of the queue.
 
-    waiting: tokens that each has to read, in order of arrival; free: blocks that nobody uses.
+    waiting: tokens that each has to read, in order of arrival; free:
+    blocks that nobody uses.
     """
     ### BEGIN SOLUTION
     # HINT: How many blocks do n tokens need? A block that is only partly filled is
@@ -382,7 +385,8 @@ assert admit([], 5, 16) == 0 and admit([17], 1, 16) == 0, "two blocks for 17 tok
 
 # %% answer="10.7"
 def read_again(prompt, chunk):
-    """Tokens that were in the cache before each chunk, summed over the chunks of a prompt of `prompt` tokens."""
+    """Tokens that were in the cache before each chunk, summed over the chunks of a
+    prompt of `prompt` tokens."""
     ### BEGIN SOLUTION
     # HINT: Where does each chunk begin? What is in the cache by then?
     # HINT: range(0, prompt, chunk) lists the beginnings.
@@ -405,7 +409,8 @@ assert read_again(5, 1) == 10, "0 + 1 + 2 + 3 + 4"
 
 # %% tags=["setup"]
 class YourScheduler(Scheduler):
-    """The engine's loop (decode a batch, read chunks, hand out blocks), with your two decisions."""
+    """The engine's loop (decode a batch, read chunks, hand out blocks),
+    with your two decisions."""
 
     def plan(self, decoding, left, budget):
         return next_step(decoding, left, budget or decoding + sum(left))
@@ -439,7 +444,8 @@ def serve(arrivals, token_budget, blocks=128):
 
 
 def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach from."""
+    """A note for a title: " [busy]" when one of the timings is too wide to teach
+    from."""
     verdicts = sorted({t.verdict for t in timings} - {"ok"})
     return "".join(f" [{verdict}]" for verdict in verdicts)
 
@@ -555,7 +561,8 @@ ax = plots.prediction(
 gain = measured[-1] / measured[0]
 knee = next((b for b in batches if b / 2 > card.ridge()), None)  # 2 FLOP, 4 bytes
 print(
-    f"batch 16 gives {gain:.1f} times the tokens of batch 1, each after {timed[16].ms:.1f} ms instead of {timed[1].ms:.1f}"
+    f"batch 16 gives {gain:.1f} times the tokens of batch 1, each after "
+    f"{timed[16].ms:.1f} ms instead of {timed[1].ms:.1f}"
 )
 print(
     f"arithmetic by the card sets the pace from about batch {knee}"
@@ -584,7 +591,8 @@ def read_in(size):
 
 # %%
 def chunk_floor(start, end):
-    """Seconds of the chunk of tokens start … end - 1, from bytes or arithmetic, whichever is longer."""
+    """Seconds of the chunk of tokens start … end - 1, from bytes or arithmetic,
+    whichever is longer."""
     flops = prefill_flops(g, end) - (prefill_flops(g, start) if start else 0)
     return card.floor_seconds(model.weight_bytes + start * 46_080, flops)
 
@@ -609,14 +617,16 @@ ax = plots.prediction(
     [cost[size].spread_ms for size in sizes],
     xlabel="chunk (tokens)",
     ylabel="time of the whole prompt (ms)",
-    title=f"A prompt of {long:,} tokens: what chunks cost its user{doubt(cost.values())}",
+    title=f"A prompt of {long:,} tokens: what chunks cost its "
+    f"user{doubt(cost.values())}",
     xlog=True,
 )
 for size, floor in zip(sizes, cost_floor, strict=True):
     again = read_again(long, size) * 46_080 / 1e6
     weights = -(-long // size) * model.weight_bytes / 1e6
     print(
-        f"chunks of {size:>5}: {again:6,.0f} MB of cache read again, {weights:6,.0f} MB of weights"
+        f"chunks of {size:>5}: {again:6,.0f} MB of cache read again, {weights:6,.0f} "
+        "MB of weights"
     )
     estimates.predict(f"10.prefill_ms_chunks_of_{size}", 1e3 * floor, "ms")
     estimates.measured(
@@ -729,7 +739,8 @@ k1, v1 = (torch.randn(context, 64, device=spot) for _ in range(2))
 
 
 def split(pieces):
-    """Attention of q1, with the context cut into pieces that are joined by log-sum-exp."""
+    """Attention of q1, with the context cut into pieces that are joined by
+    log-sum-exp."""
     k, v = (x.view(pieces, -1, 64) for x in (k1, v1))
     scores = q1.expand(pieces, -1, -1) @ k.transpose(-1, -2) * 64**-0.5
     lse = scores.logsumexp(dim=-1, keepdim=True)
@@ -830,7 +841,8 @@ for row in data.measurement("flash-decoding")["data"]:
     if row["batch"] == 1 or row["seqlen"] == 256:
         kv = row["batch"] * row["seqlen"] * 2 * 2 * 128 * 2  # K and V, 2 heads, float16
         print(
-            f"batch {row['batch']:>3}, context {row['seqlen']:>7,}: by bytes {1e6 * kv / a100:.0f} µs, "
+            f"batch {row['batch']:>3}, context {row['seqlen']:>7,}: by bytes "
+            f"{1e6 * kv / a100:.0f} µs, "
             f"split {row['flashdec_us']:.0f}, not split {row['fa2_us']:,.0f}"
         )
 
@@ -899,8 +911,10 @@ waits = [1e3 * late.ttft_seconds for _, late in frozen.values()]
 estimates.ledger(
     "10",
     "chunked prefill, continuous batching",
-    tpot=f"longest gap beside a long prompt here: {whole:,.0f} ms in one piece, {chunked:,.0f} in chunks",
-    ttft=f"of the long prompt here: {waits[0]:,.0f} ms in one piece, {waits[1]:,.0f} in chunks",
+    tpot=f"longest gap beside a long prompt here: {whole:,.0f} ms in one piece, "
+    f"{chunked:,.0f} in chunks",
+    ttft=f"of the long prompt here: {waits[0]:,.0f} ms in one piece, {waits[1]:,.0f} "
+    "in chunks",
     memory="in blocks, only the last one of each session is partly empty",
     quality="the same tokens",
 )
