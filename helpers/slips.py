@@ -75,8 +75,8 @@ def _powers(kind: tuple[str, str, list[str]]) -> list[tuple[float, str]]:
         ]
     for power in (1, 2, 3):
         ratios += [
-            (1.024**power, f"it is {100 * (1.024**power - 1):.1f} % too large: {binary}"),
-            (1.024**-power, f"it is {100 * (1 - 1.024**-power):.1f} % too small: {binary}"),
+            (1.024**power, f"it is {100 * (1.024**power - 1):.1f} % too large: perhaps {binary}"),
+            (1.024**-power, f"it is {100 * (1 - 1.024**-power):.1f} % too small: perhaps {binary}"),
             (1024.0**power, f"it is {1024**power:,} times too large: {binary}"),
             (1024.0**-power, f"it is {1024**power:,} times too small: {binary}"),
         ]
@@ -101,9 +101,10 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3, unit: str = "") ->
             return f"the size is right and the sign is not: it has to be {sign}"
         return f"the sign is wrong: it has to be {sign}"
     nearest, cause = min(_RATIOS + _unit_ratios(unit), key=lambda pair: abs(log_ratio - math.log(pair[0])))
-    # A sixth of the gap to "right" (ratio 1) at most, so that 1.024 is only named when it is really met, however
-    # roughly the answer itself may be given.
-    if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), abs(math.log(nearest)) / 6):
+    # However roughly the answer itself may be given, 1.024 and its powers are only named when they are really met:
+    # with 1 % of each, half of all near misses would be called one.
+    gap = abs(math.log(nearest))
+    if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), 3e-3 if gap < 0.1 else gap / 6):
         return cause
     return f"it is too {'high' if (log_ratio > 0) == (expect > 0) else 'low'}, by {_vague(abs(log_ratio))}"
 

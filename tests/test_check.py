@@ -146,7 +146,7 @@ def test_slip_beside_the_truth_shadows_nothing():
         (1000, "1,000 times too large"),
         (1e-3, "1,000 times too small"),
         (1e9, "1,000,000,000"),
-        (1.024**3, "7.4 % too large: a power of 1,024"),
+        (1.024**3, "7.4 % too large: perhaps a power of 1,024"),
         (1.024**-3, "a power of 1,024"),
         (1.024, "a power of 1,024"),
         (1024, "1,024 times"),
@@ -187,6 +187,11 @@ def test_a_mistaken_unit_is_one_that_fits(unit, phrase, thousand):
     assert "1,000 times too small" in prefix and thousand in prefix
     for other in {"GiB", "s and ms"} - {phrase.split()[0], thousand}:
         assert other not in binary + prefix
+
+
+@pytest.mark.parametrize("off", [1.02, 1.028, 1.055, 0.95, 0.94, 1.08])
+def test_a_near_miss_is_no_power_of_1024(off):
+    assert "1,024" not in told(780 * off, 780, rel=1e-2, unit="ms")
 
 
 def test_a_smaller_unit_is_named_where_bytes_are_asked_for():

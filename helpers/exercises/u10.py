@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 from helpers.check import Wrong, call, entries, exercise, number, require
 
@@ -44,6 +45,8 @@ def stall(stall):
             "A prompt is read by arithmetic: 16,384 tokens at 15.0 GFLOP. You took one pass over the weights.": weights,
             "That is one token's arithmetic; the prompt has 16,384.": per_token,
             "You streamed the weights once for each token; a prompt's tokens share one pass.": LONG * weights,
+            "You added the bytes of the step; here the arithmetic alone is asked for.": LONG * per_token + alone,
+            "You added the weights' bytes; here the arithmetic alone is asked for.": LONG * per_token + weights,
         },
         name=names[1],
     )
@@ -62,7 +65,8 @@ def stall(stall):
         },
         name=names[2],
     )
-    require(chunk < expect + 1, "a chunk that large makes the gap longer than 20 ms: round down.")
+    require(chunk <= expect, "a chunk that large makes the gap longer than 20 ms: round down.")
+    require(chunk == int(chunk), f"a chunk has whole tokens: round {chunk:.2f} down.")
     steps = math.ceil(LONG / chunk)
     number(
         stall[names[3]],
@@ -78,6 +82,8 @@ def stall(stall):
         stall[names[4]],
         steps * ALLOWED,
         unit="ms",
+        # Or exactly, with a last step that is shorter.
+        absolute=1.01 * (steps * ALLOWED - steps * alone - LONG * per_token),
         rel=0.03,
         slips={
             "Every one of these steps carries the chats along too, and takes 20 ms.": LONG * per_token,
@@ -109,6 +115,7 @@ def memory(memory):
             "That is the number of empty places; their percentage is asked for.": taken - sum(held),
             "You divided by the tokens; divide by the places that are taken.": 100 * (taken / sum(held) - 1),
             "That many lie in blocks of 256.": wasted(256),
+            "That is right as far as it goes; give two digits.": round(expect, 1),
             "That many lie in blocks of 16.": wasted(16),
         }
         slips = {message: value for message, value in slips.items() if not math.isclose(value, expect, rel_tol=1e-6)}
@@ -196,7 +203,8 @@ def throughput(throughput):
     }
     entries("throughput", throughput, list(cases))
     for name, (expect, unit, slips) in cases.items():
-        number(throughput[name], expect, unit=unit, rel=0.02, slips=slips, name=name)
+        whole = 0.7 if name == "knee" else 0.0  # a batch is whole: 28 or 29
+        number(throughput[name], expect, unit=unit, rel=0.02, absolute=whole, slips=slips, name=name)
 
 
 @exercise("10.4")
@@ -265,6 +273,10 @@ def next_step(function):
         except TypeError:
             raise Wrong(f"return a list of tokens, one entry for each of `left`; you returned {chunks!r}.") from None
         require(
+            all(isinstance(chunk, Integral) for chunk in chunks),
+            f"tokens are whole numbers (int): you returned {chunks!r}.",
+        )
+        require(
             len(chunks) == len(before),
             f"{len(before)} prompts are to be read and you returned {len(chunks)} entries: a prompt that gets nothing "
             "has a 0.",
@@ -311,8 +323,8 @@ def admit(function):
         before = list(waiting)
         got = call(function, waiting, free, size)
         require(
-            isinstance(got, int) and not isinstance(got, bool),
-            f"return how many may start, a whole number; you returned {got!r}.",
+            isinstance(got, Integral) and not isinstance(got, bool),
+            f"return how many may start, a whole number (int); you returned {got!r}.",
         )
         require(waiting == before, "admit must not change `waiting`.")
         require(got == expect, f"{case.format(before, free, size, got)} {why}")

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 
@@ -252,11 +253,11 @@ class Scheduler:
         # What runs will grow: without a block kept for each, a newcomer would be thrown out at once.
         free = len(self.blocks.free) + len(self.blocks.cached) - promised - len(self.running)
         count = self.admit([len(job.tokens) for job in self.waiting], free, size)
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(self.waiting):
+        if isinstance(count, bool) or not isinstance(count, Integral) or not 0 <= count <= len(self.waiting):
             raise ValueError(f"admit must say how many of {len(self.waiting)} may start, not {count!r}")
         if not count and not self.running:
             raise ValueError("nothing runs and admit lets nobody in, although the first fits: all would wait for ever")
-        for _ in range(count):
+        for _ in range(int(count)):
             job = self.waiting.popleft()
             job.session = self.blocks.open(job.tokens)
             self.running.append(job)

@@ -90,9 +90,10 @@ ax = plots.curve(
 #
 # Let a step take the time of its bytes (weights and the chats' caches) *plus* that of its chunk's arithmetic.
 #
-# **Exercise 10.1** (10 minutes). How long is a step of the 16 chats alone? How long do they stand still while
-# the prompt is read in one piece? If 20 ms between two tokens are allowed: how many tokens may a chunk have
-# (round down), how many steps does the prompt take then, and when does its first token come?
+# **Exercise 10.1** (10 minutes). How long is a step of the 16 chats alone? How long does the arithmetic of the
+# whole prompt take, during which they stand still if it is read in one piece? If 20 ms between two tokens are
+# allowed: how many tokens may a chunk have (round down), how many steps does the prompt take then, and when does
+# its first token come?
 
 # %% answer="10.1"
 stall = {
@@ -127,7 +128,7 @@ check.grade("10.1", stall)
 ### BEGIN HIDDEN TESTS
 assert abs(float(stall["step of the chats alone"]) - 6.98) < 0.1, "step alone"
 assert abs(float(stall["prompt in one piece"]) - 496.5) < 6, "in one piece"
-assert 415 <= float(stall["largest chunk"]) <= 434, "chunk"
+assert 415 <= float(stall["largest chunk"]) < 430, "chunk"
 assert float(stall["steps of the prompt"]) in (38, 39, 40), "steps"
 assert 750 <= float(stall["its first token, chunked"]) <= 830, "first token"
 ### END HIDDEN TESTS

@@ -54,9 +54,12 @@ WRONG = {
         (change("stall", STEP, 74.15), "once for all 16"),
         (change("stall", PIECE, 4.478), "by arithmetic"),
         (change("stall", PIECE, 0.0303), "one token's arithmetic"),
+        (change("stall", PIECE, 503.5), "arithmetic alone"),
         (change("stall", CHUNK, 660), "only the rest is left"),
         (change("stall", CHUNK, 512), "not that of the caches"),
         (change("stall", CHUNK, 440), "round down"),
+        (change("stall", CHUNK, 430), "round down"),
+        (change("stall", CHUNK, 429.5), "whole tokens"),
         (change("stall", STEPS, 38), "round up"),
         (change("stall", STEPS, 429), "number of tokens in a step"),
         (change("stall", FIRST, 496.5), "carries the chats along"),
@@ -67,6 +70,7 @@ WRONG = {
         (change("memory", "wasted, 2,048 reserved", 28.36), "share in use"),
         (change("memory", "wasted, 2,048 reserved", 0.7164), "percent is asked for"),
         (change("memory", "wasted, blocks of 16", 13), "number of empty places"),
+        (change("memory", "wasted, blocks of 16", 0.6), "two digits"),
         (change("memory", "wasted, blocks of 256", 21.22), "divide by the places"),
         (change("memory", "wasted, blocks of 16", 17.51), "blocks of 256"),
         (change("memory", "sessions, 2,048 reserved", 24), "however short"),
@@ -112,6 +116,7 @@ WRONG = {
             "goes to the next",
         ),
         (planned("return min(sum(left), max(0, budget - decoding))"), "return a list"),
+        (planning(chunk="float(min(tokens, room))"), "whole numbers"),
         (
             planned("room = max(0, budget - decoding)", "return [min(t, room) for t in left if t <= room]"),
             "a prompt that gets nothing",
@@ -170,6 +175,7 @@ RIGHT = {
     "10.1": [
         "stall = {'step of the chats alone': 6.98, 'prompt in one piece': 496, 'largest chunk': 416, "
         "'steps of the prompt': 40, 'its first token, chunked': 800}",
+        "stall = {**stall, 'largest chunk': 416, 'steps of the prompt': 40, 'its first token, chunked': 775.8}",
         "stall = {'step of the chats alone': 7.0, 'prompt in one piece': 496.5, 'largest chunk': 429, "
         "'steps of the prompt': 39, 'its first token, chunked': 780.0}",
     ],
@@ -179,6 +185,7 @@ RIGHT = {
     ],
     "10.3": [
         f"throughput = {{'batch 1': 216, 'batch 64': 4_400, 'no batch exceeds': 6_400, 'knee': 29, {PACE!r}: 170}}",
+        "throughput = {**throughput, 'knee': 28}",
     ],
     "10.4": [
         "attention = {'scores written out': 17.8, 'tiles of 128': 4.7, 'SMs at work': 6.1, 'pieces': 17}",
@@ -205,6 +212,9 @@ RIGHT = {
         "        free -= math.ceil(waiting[count] / block_size)\n"
         "        count += 1\n"
         "    return count",
+        "def admit(waiting, free, block_size):\n"
+        "    import numpy as np\n"
+        "    return (np.cumsum([-(-n // block_size) for n in waiting]) <= free).sum()",
     ],
     "10.7": [
         again("chunks = -(-prompt // chunk); return chunk * chunks * (chunks - 1) // 2"),
