@@ -15,7 +15,8 @@
 # ## Where you are
 #
 # Run the two cells below (Shift+Enter) whenever you come back. They read what the tests said and what you guessed, and
-# compute nothing. `make score` in a terminal grades what is saved, as an instructor would.
+# compute nothing. `make score`, in a terminal in the course's folder (from here: `make -C .. score`), grades what is
+# saved, as an instructor would.
 
 # %%
 from helpers import course
@@ -56,8 +57,8 @@ course.guesses()
 # - *… is not there yet*, or anything odd after a restart: *Run → Run All Above Selected Cell*.
 # - A curve that is all over the place, `[busy]` in its title: something else uses the machine. Close it and run the
 #   cell again.
-# - Something is wrong with the machine itself: `make doctor` in a terminal says what, and what to do. Its page can be
-#   pasted into a bug report.
+# - Something is wrong with the machine itself: `make doctor` (from here: `make -C .. doctor`) says what, and what to do.
+#   Its page can be pasted into a bug report.
 # - You work with an AI assistant: let it read `AGENTS.md` in this folder first. It asks the assistant to explain and
 #   to ask, and to leave the solving to you.
 #
