@@ -28,6 +28,7 @@ help:
 	@echo "make notebooks  build the notebooks from solutions/*/*.py                  PYTHON=python3.13"
 	@echo "make course     run every solution from top to bottom                      BUDGET=quick|full DEVICE=cpu UNITS=\"01 02\""
 	@echo "make grade      grade a folder of submissions into a CSV                   ARGS=\"SUBMISSIONS --csv grades.csv\""
+	@echo "make mark       mark what a person has to, in nbgrader's formgrader, after \`make grade\`"
 	@echo "make exercises  build docs/exercises.md: all exercises and what goes wrong"
 	@echo "make variant    the course with other numbers, for a class or each learner SEED=2027 ARGS=\"--learners roster.txt\""
 	@echo "make grade-proof  prove grading on a made class, an hour           ARGS=\"class --units 00 02\""
@@ -55,7 +56,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course exercises grade variant grade-proof test test-all site wheels bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course exercises grade mark variant grade-proof test test-all site wheels bench gpu-check record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -79,6 +80,10 @@ exercises: $(READY)
 
 grade: $(READY)
 	@$(RUN) tools.autograde $(ARGS)
+
+mark: $(READY)
+	@test -d build/grading || { echo "nothing is graded yet: run make grade first"; exit 1; }
+	@cd build/grading && ../../$(VENV)/bin/jupyter lab --LabApp.default_url=/formgrader
 
 variant: $(READY)
 	@$(RUN) tools.variant $(SEED) $(if $(UNITS),--units $(UNITS)) $(ARGS)

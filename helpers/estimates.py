@@ -156,10 +156,11 @@ def ledger_table() -> Table:
     return Table(["unit", "lever", "TPOT", "TTFT", "memory", "quality"], rows)
 
 
-def estimates(number: str = "") -> list[Estimate]:
-    """Every quantity logged in unit `number` ("02"; empty: all), newest value of each, in order of entry."""
+def estimates(number: str = "", log: Path | None = None) -> list[Estimate]:
+    """Every quantity logged in unit `number` ("02"; empty: all), newest value of each, in order of entry; of somebody
+    else's `log` if one is given."""
     found: dict[str, dict] = {}
-    for entry in _read():
+    for entry in _read(log):
         if entry["kind"] not in {"predict", "measured"} or not entry["key"].startswith(number):
             continue
         row = found.setdefault(entry["key"], {})
@@ -174,12 +175,12 @@ def estimates(number: str = "") -> list[Estimate]:
     return [Estimate(key, **row) for key, row in found.items()]
 
 
-def calibration() -> list[Estimate]:
+def calibration(log: Path | None = None) -> list[Estimate]:
     """Pairs of an honest prediction and its measurement, over all units: the last prediction made before the
     quantity was first measured, and its newest measurement. A prediction made in hindsight is left out."""
     before: dict[str, dict] = {}
     seen: set[str] = set()
-    for entry in _read():
+    for entry in _read(log):
         if entry["kind"] == "measured":
             seen.add(entry["key"])
         elif entry["kind"] == "predict" and entry["key"] not in seen:
@@ -188,7 +189,7 @@ def calibration() -> list[Estimate]:
         Estimate(
             row.key, row.unit, before[row.key]["value"], row.measured, row.source, row.residual, verdict=row.verdict
         )
-        for row in estimates()
+        for row in estimates(log=log)
         if row.key in before and row.measured is not None
     ]
 
@@ -246,14 +247,15 @@ def _append(entry: dict) -> None:
         _tell(f"predictions are not being saved ({reason}: {log}); the lesson goes on without the log")
 
 
-def _read() -> list[dict]:
+def _read(log: Path | None = None) -> list[dict]:
     entries, broken = [], 0
+    own = path() if log is None else log
     try:
-        lines = path().read_bytes().splitlines()
+        lines = own.read_bytes().splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as error:
-        _tell(f"predictions cannot be read ({error.strerror}: {path()}); the lesson goes on without the log")
+        _tell(f"predictions cannot be read ({error.strerror}: {own}); the lesson goes on without the log")
         lines = []
     for line in filter(None, lines):
         entry = _parse(line)
@@ -262,8 +264,8 @@ def _read() -> list[dict]:
         else:
             entries.append(entry)
     if broken:
-        _tell(f"{broken} unreadable line{'s' * (broken > 1)} of {path()} left out")
-    return entries + _unwritten
+        _tell(f"{broken} unreadable line{'s' * (broken > 1)} of {own} left out")
+    return entries + (_unwritten if log is None else [])
 
 
 def _parse(line: bytes) -> dict | None:

@@ -11,17 +11,21 @@ import contextlib
 import csv
 import io
 import json
+import os
 import re
 import signal
+import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from tqdm import tqdm
 
-from tools import alike, class_report, handed_in, lms, sandbox
+from tools import alike, class_report, handed_in, late, lms, predictions, sandbox, workers
 from tools.grading import Grader, Result
 from tools.handed_in import Submission
 from tools.handed_out import HandedOut, of_the_course
@@ -30,6 +34,8 @@ from tools.score import report
 from tools.source import exercise_id, kind, text
 from tools.units import ROOT, CourseError, Unit, find, write_whole
 
+# Each may use two cores, and as much memory as nbgrader_config.py lets a submission have.
+JOBS = max(1, min(4, (os.cpu_count() or 1) // 2))
 GRADED, HUMAN, ABSENT = "graded", "needs a human", "not submitted"
 
 
@@ -68,16 +74,23 @@ class Class:
         first = {s.unit.name: s for s in reversed(todo) if s.path and not s.wrong}
         for submission in first.values():
             self._course(submission).prove(submission.unit)
-        for index, submission in enumerate(todo, start=1):
-            start = time.monotonic()
-            result = self._graded(submission)
-            self.results[result.student, result.unit] = result
-            self.write()
-            said = (
-                f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
-            )
-            took = f"{time.monotonic() - start:.1f} s"
-            print(f"[{index}/{len(todo)}] {result.student}  {result.unit}  {said}  ({took})", flush=True)
+        for submission in (s for s in todo if s.wrong):
+            self._keep(submission, Result(submission.student, submission.unit.name, problem=submission.wrong))
+        jobs = [
+            (i, partial(self._course, s), self.ids[s.student], s.unit, s.path)
+            for i, s in enumerate(todo)
+            if s.path and not s.wrong
+        ]
+        took, bar = [], tqdm(total=len(jobs), unit="submission", disable=None)
+        with bar, contextlib.closing(workers.graded(jobs, self.options.jobs)) as running:
+            for index, result, seconds in running:
+                Stop.raise_if_asked()  # nbgrader swallows it, and would blame the student
+                took.append(seconds)
+                self._keep(todo[index], result, f"  ({seconds:.1f} s)")
+                bar.update()
+        self._take_marks()
+        if took:
+            print(f"{len(took)} graded in this run, median {statistics.median(took):.1f} s a submission")
 
     def _wanted(self, submission: Submission) -> bool:
         if self.options.only and submission.student not in self.options.only:
@@ -102,22 +115,32 @@ class Class:
             self.courses[folder] = Grader(folder, list(units.values()), not self.options.unsandboxed, hidden)
         return self.courses[folder]
 
-    def _graded(self, submission: Submission) -> Result:
-        if submission.path and not submission.wrong:
-            course = self._course(submission)
-            result = course.grade(self.ids[submission.student], submission.unit, submission.path)
-        else:
-            result = Result(submission.student, submission.unit.name, problem=submission.wrong)
-        Stop.raise_if_asked()  # nbgrader swallows it, and would blame the student
-        result.student = submission.student
+    def _keep(self, submission: Submission, result: Result, took: str = "") -> None:
+        """Note a result, in the ledger and in the CSV, and say it."""
+        result.student, result.handed = submission.student, submission.handed
         result.notes = submission.notes + result.notes
         self.ledger.keep(result, self._fingerprint(submission))
-        return result
+        self.results[result.student, result.unit] = result
+        self.write()
+        said = f"NEEDS A HUMAN: {result.problem}" if result.problem else f"{result.points:g} of {result.max_points:g}"
+        tqdm.write(f"{result.student}  {result.unit}  {said}{took}")
+        sys.stdout.flush()
+
+    def _take_marks(self) -> None:
+        """Put into the results what a person has marked since, in formgrader."""
+        for submission in self.handed:
+            key = submission.student, submission.unit.name
+            result = self.results.get(key)
+            if result and result.marked and submission.path and not submission.wrong:
+                marked = self._course(submission).marked(self.ids[submission.student], submission.unit)
+                if marked != result.marked:
+                    result.marked = marked
+                    self.ledger.keep(result, self.ledger.get(*key)[1])
 
     def write(self) -> None:
         """The CSV, whole, and the reports of all who have results."""
         results = list(self.results.values())
-        write_whole(self.options.csv, table(results, self.absent).encode())
+        write_whole(self.options.csv, table(results, self.absent, self.options.deadline).encode())
         for student in {r.student for r in results}:
             said = "\n\n".join(report(r) for r in sorted(results, key=lambda r: r.unit) if r.student == student)
             path = self.output / "reports" / f"{student.replace('/', '_')}.txt"
@@ -125,8 +148,8 @@ class Class:
             if not path.exists() or path.read_bytes() != content:
                 write_whole(path, content)
 
-    def write_class_report(self) -> Path:
-        """One page about all of them, `report.html`."""
+    def write_class_report(self) -> None:
+        """One page about all of them."""
         answers, stubs = {}, {}
         for student, unit in self.results:
             folder = self._folder(student)
@@ -134,10 +157,10 @@ class Class:
             released = folder / "notebooks" / unit / f"{unit}.ipynb"
             answers |= {(student, name): source for name, source in _answers(graded).items()}
             stubs |= _answers(released)
-        path = self.output / "report.html"
         pairs = alike.pairs(answers, stubs)
-        write_whole(path, class_report.page(list(self.results.values()), self.absent, pairs).encode())
-        return path
+        predicted = predictions.of_class({s.student: s.log for s in self.handed if s.log})
+        page = class_report.page(list(self.results.values()), self.absent, pairs, predicted)
+        write_whole(self.output / "report.html", page.encode())
 
     def write_for_platform(self) -> None:
         """The grades in the roster's form, beside the CSV; whoever is on one side only is named."""
@@ -181,22 +204,22 @@ class Stop(BaseException):
                 signal.signal(number, handler)
 
 
-def table(results: list[Result], absent: list[tuple[str, str]]) -> str:
+def table(results: list[Result], absent: list[tuple[str, str]], deadline: datetime | None = None) -> str:
     """The CSV: a row per student and unit; a score that is not known is empty, never 0."""
-    exercises = sorted(
-        {e.id for r in results for e in r.exercises}, key=lambda i: [int(n) for n in re.findall(r"\d+", i)]
-    )
+    names = {e.id for r in results for e in [*r.exercises, *r.marked]}
+    exercises = sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["student", "unit", "score", "max_score", "status", "note", *exercises])
+    writer.writerow(["student", "unit", "score", "max_score", "status", "late", "note", *exercises])
     rows = []
     for r in results:
-        points = {e.id: "" if e.points is None else f"{e.points:g}" for e in r.exercises}
+        points = {e.id: "" if e.points is None else f"{e.points:g}" for e in [*r.exercises, *r.marked]}
         score = ["", ""] if r.problem else [f"{r.points:g}", f"{r.max_points:g}"]
         status = HUMAN if r.problem else GRADED
-        note = "; ".join([r.problem, *r.notes] if r.problem else r.notes)
-        rows.append([r.student, r.unit, *score, status, note, *(points.get(e, "") for e in exercises)])
-    rows += [[student, unit, "", "", ABSENT, "", *("" for _ in exercises)] for student, unit in absent]
+        note = "; ".join([r.problem, *r.remarks] if r.problem else r.remarks)
+        when = late.remark(r.handed, deadline)
+        rows.append([r.student, r.unit, *score, status, when, note, *(points.get(e, "") for e in exercises)])
+    rows += [[student, unit, "", "", ABSENT, "", "", *("" for _ in exercises)] for student, unit in absent]
     # A spreadsheet would run a cell that begins with one of these as a formula.
     writer.writerows([["'" + c if c[:1] in ("=", "+", "-", "@") else c for c in row] for row in sorted(rows)])
     return out.getvalue()
@@ -232,6 +255,8 @@ def _options(arguments: list[str] | None, root: Path) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget all earlier results, as for another class")
     parser.add_argument("--roster", type=Path, help="the platform's list of learners (CSV): grades also in its form")
     parser.add_argument("--variant", type=Path, metavar="FOLDER", help="what `make variant` made for this class")
+    parser.add_argument("--deadline", metavar="MOMENT", help=f"mark what was handed in later; {late.FORM}")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"submissions at a time; here {JOBS} unless said")
     parser.add_argument(
         "--unsandboxed", action="store_true", help="run submissions as you, with all you can read and do"
     )
@@ -245,6 +270,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     output.parent.mkdir(exist_ok=True)
     run = None
     try:
+        if options.deadline:
+            options.deadline = late.moment(options.deadline)
+            print(
+                f"deadline: {options.deadline:%Y-%m-%d %H:%M:%S %Z (UTC%z)}; late work is marked, and keeps its points"
+            )
         if not options.submissions.exists():
             raise CourseError(f"{options.submissions} is not a folder")
         reason = "" if options.unsandboxed else sandbox.problem()
@@ -274,6 +304,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
             with Stop.on_signals():
                 run.grade()
             run.write()
+            run.write_class_report()
             if options.roster:
                 run.write_for_platform()
     except Timeout:
@@ -293,11 +324,14 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
 def _summary(run: Class) -> int:
     results = sorted(run.results.values(), key=lambda r: (r.student, r.unit))
     human = [f"  {r.student}  {r.unit}: {r.problem}" for r in results if r.problem]
+    tardy = [(r, said) for r in results if (said := late.remark(r.handed, run.options.deadline))]
     print(
         f"\n{len(results) - len(human)} graded, {len(human)} need a human, {len(run.absent)} not submitted; "
         f"{run.options.csv}"
     )
-    print(f"what to tell each student: {run.output / 'reports'}; about the class: {run.write_class_report()}")
+    print(f"what to tell each student: {run.output / 'reports'}; about the class: {run.output / 'report.html'}")
+    if tardy:
+        print("late:\n" + "\n".join(f"  {r.student}  {r.unit}: {said}" for r, said in tardy))
     if human:
         print("need a human:\n" + "\n".join(human))
     return 1 if human else 0

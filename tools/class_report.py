@@ -1,11 +1,14 @@
 """One HTML page about a class: which exercise is too hard, which slips were made how often, what ran into limits."""
 
 import html
+import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from tools.alike import Pair
 from tools.grading import Exercise, Result
+from tools.predictions import Quantity
 
 HARD = 0.5  # an exercise that fewer than half of those who answered it have right
 MOST_MESSAGES = 6
@@ -19,7 +22,9 @@ small { color: #666 }
 """
 
 
-def page(results: list[Result], absent: list[tuple[str, str]], alike: list[Pair]) -> str:
+def page(
+    results: list[Result], absent: list[tuple[str, str]], alike: list[Pair], predicted: Iterable[Quantity] = ()
+) -> str:
     """The page, complete; `alike` are pairs of submissions that somebody may want to look at."""
     units = sorted({r.unit for r in results} | {unit for _, unit in absent})
     body = [_unit(u, [r for r in results if r.unit == u], sum(unit == u for _, unit in absent)) for u in units]
@@ -27,7 +32,7 @@ def page(results: list[Result], absent: list[tuple[str, str]], alike: list[Pair]
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>The class</title><style>{STYLE}</style>'
         f"<h1>The class</h1><p>Green is right, yellow right in part, red wrong; "
         "the rest of a bar has no answer. <b>Bold</b>: fewer than half of those who answered have it right.</p>"
-        f"{''.join(body)}{_alike(alike)}</html>\n"
+        f"{''.join(body)}{_predicted(list(predicted))}{_alike(alike)}</html>\n"
     )
 
 
@@ -35,12 +40,13 @@ def _unit(unit: str, results: list[Result], absent: int) -> str:
     graded = [r for r in results if not r.problem]
     exercises: dict[str, list[Exercise]] = defaultdict(list)
     for result in graded:
-        for exercise in result.exercises:
+        for exercise in result.counted:
             exercises[exercise.id].append(exercise)
     order = sorted(exercises, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
     rows = "".join(_exercise(name, exercises[name]) for name in order)
     human = [f"<li>{html.escape(r.student)}: {html.escape(r.problem)}</li>" for r in results if r.problem]
-    mean = f", mean {sum(r.points for r in graded) / len(graded):.1f} of {graded[0].max_points:g}" if graded else ""
+    most = max((r.max_points for r in graded), default=0)
+    mean = f", mean {sum(r.points for r in graded) / len(graded):.1f} of {most:g}" if graded else ""
     return (
         f"<h2>{html.escape(unit)}</h2><p>{len(graded)} graded{mean}, {len(human)} need a human, {absent} not "
         f"submitted</p><table><tr><th>exercise<th>points<th><th>what went wrong, how often</tr>{rows}</table>"
@@ -78,6 +84,29 @@ def _bar(full: float, part: float, wrong: float) -> str:
     parts = zip(("full", "part", "none"), (full, part, wrong), strict=True)
     inner = "".join(f'<span class="{kind}" style="width:{100 * share:.1f}%"></span>' for kind, share in parts)
     return f'<span class="bar">{inner}</span>'
+
+
+def _predicted(quantities: list[Quantity]) -> str:
+    if not quantities:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(q.key)}<td>{len(q.ratios)}<td>{q.median:.2g}<td>{q.near}<td>{_strip(q.ratios)}</tr>"
+        for q in quantities
+    )
+    return (
+        "<h2>Predicted and measured</h2><p>From the logs that were handed in: what came out ÷ what was predicted. "
+        "A dot is a learner; the scale runs from a tenth to ten times, its middle is 1.</p>"
+        "<table><tr><th>quantity<th>learners<th>median<th>within a quarter<th>measured ÷ predicted</tr>"
+        f"{rows}</table>"
+    )
+
+
+def _strip(ratios: list[float]) -> str:
+    """A dot for each ratio on a logarithmic line from 0.1 to 10; what lies beyond sits at its end."""
+    places = [110 * (1 + min(1, max(-1, math.log10(ratio)))) + 5 for ratio in ratios]
+    dots = "".join(f'<circle cx="{x:.0f}" cy="8" r="3.5" fill="#36c" fill-opacity=".45"/>' for x in places)
+    lines = '<path d="M5 8H225M115 2V14" stroke="#999"/>'
+    return f'<svg width="230" height="16" role="img" aria-label="ratios">{lines}{dots}</svg>'
 
 
 def _alike(pairs: list[Pair]) -> str:

@@ -9,19 +9,23 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
 from nbformat.warnings import MissingIDFieldWarning
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps.api import NbGraderAPI
 from sqlalchemy.exc import SAWarning
 from traitlets.config import Config
 
+from tools import marks
+from tools.late import HandedIn
 from tools.repair import Unusable, repair
-from tools.units import CourseError, Unit, nbgrader_config, notebook_text, write_whole
+from tools.units import ROOT, CourseError, Unit, nbgrader_config, nbgrader_config_file, notebook_text, write_whole
 
 # Harmless, and nothing an instructor can mend: how nbgrader 0.9.6 reads its tables, and a deleted cell it restores.
 warnings.filterwarnings("ignore", category=SAWarning)
 warnings.filterwarnings("ignore", category=MissingIDFieldWarning)
 
+REPORT = "report-"  # begins the id of a page that a person marks, in formgrader
 REFERENCE = "the-reference-solution"  # graded first, under this name
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -36,6 +40,7 @@ class Exercise:
     message: str = ""
     answered: bool = True
     timed_out: bool = False
+    old: bool = False  # a person's mark that is older than the last grading
 
     @property
     def full(self) -> bool:
@@ -51,14 +56,29 @@ class Result:
     exercises: list[Exercise] = field(default_factory=list)
     problem: str = ""
     notes: list[str] = field(default_factory=list)  # what was repaired; the score stands all the same
+    handed: HandedIn | None = None
+    marked: list[Exercise] = field(default_factory=list)  # what a person marks; it counts once it has points
 
     @property
     def points(self) -> float:
-        return sum(e.points or 0 for e in self.exercises)
+        return sum(e.points or 0 for e in self.counted)
 
     @property
     def max_points(self) -> float:
-        return sum(e.max_points for e in self.exercises)
+        return sum(e.max_points for e in self.counted)
+
+    @property
+    def counted(self) -> list[Exercise]:
+        return [*self.exercises, *(e for e in self.marked if e.points is not None)]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said beside the score."""
+        waiting = [e.id for e in self.marked if e.points is None]
+        again = [e.id for e in self.marked if e.points is not None and e.old]
+        said = [f"{', '.join(waiting)} waits for a person's mark"] if waiting else []
+        said += [f"{', '.join(again)} was marked before the last grading"] if again else []
+        return [*self.notes, *said]
 
 
 class Grader:
@@ -68,7 +88,9 @@ class Grader:
     """
 
     def __init__(self, folder: Path, units: list[Unit], sandboxed: bool = True, hidden: Iterable[Path] = ()):
+        self.made_of = folder, units, sandboxed, list(hidden)  # for another process to make the same
         self.folder = folder.resolve()
+        self.lock = FileLock(self.folder.with_suffix(".gradebook"), is_singleton=True)
         self.units = {u.name: u for u in units}
         self.settings = deepcopy(nbgrader_config(units[0].root)) if units else Config()
         self.database = f"sqlite:///{self.folder}/gradebook.db"
@@ -76,7 +98,10 @@ class Grader:
         self.settings.CourseDirectory.db_url = self.database
         self.settings.Outside.sandboxed = sandboxed
         self.settings.Outside.hidden = [str(path.resolve()) for path in (self.folder, *hidden)]
+        self.settings.Outside.lock = self.lock.lock_file
         self.api = NbGraderAPI(config=self.settings)
+        config = (nbgrader_config_file(units[0].root) if units else ROOT / "nbgrader_config.py").read_text("utf-8")
+        write_whole(self.folder / "nbgrader_config.py", config.encode())  # for formgrader, opened in this folder
         for unit in units:
             self._add(unit)
 
@@ -123,17 +148,39 @@ class Grader:
             result.problem = str(error)
             return result
         write_whole(submitted / f"{unit.name}.ipynb", notebook_text(repaired).encode())
-        outcome = self.api.autograde(unit.name, student, force=True)
-        if not outcome["success"]:
-            result.problem = _why(outcome.get("log") or outcome.get("error") or "")
-            return result
-        result.exercises = self.exercises(student, unit)
+        with self.lock:
+            outcome = self.api.autograde(unit.name, student, force=True)
+            if not outcome["success"]:
+                result.problem = _why(outcome.get("log") or outcome.get("error") or "")
+                return result
+            result.exercises = self.exercises(student, unit)
+            result.marked = self.marked(student, unit)
         slow = [e.id for e in result.exercises if e.timed_out]
         result.notes += [f"stopped because it took too long: {', '.join(slow)}"] if slow else []
         missing = [e.id for e in result.exercises if e.points is None]
         if missing or not result.exercises:
             result.problem = f"no score for {', '.join(missing) or 'any exercise'}: nbgrader stored none"
         return result
+
+    def marked(self, student: str, unit: Unit) -> list[Exercise]:
+        """What a person marks of `student`'s notebook, and how: points are None until somebody has."""
+        found = []
+        with Gradebook(self.database) as gradebook:
+            try:
+                grades = gradebook.find_submission_notebook(unit.name, unit.name, student).grades
+            except MissingEntry:
+                return []
+            grades = [grade for grade in grades if grade.name.startswith(REPORT)]
+            marks.give(self.folder, grades, student, unit.name, gradebook)
+            for grade in grades:
+                # A page that was left as it was handed out is worth 0 without anyone reading it.
+                points = grade.manual_score if grade.manual_score is not None else grade.auto_score
+                name = grade.name.removeprefix(REPORT).replace("-", ".")
+                said, given = marks.comment_on(grade), grade.manual_score is not None
+                found.append(
+                    Exercise(name, points, grade.max_score, said, given or points is None, old=grade.needs_manual_grade)
+                )
+        return found
 
     def _release(self, unit: Unit) -> Path:
         return self.folder / self.settings.CourseDirectory.release_directory / unit.name / f"{unit.name}.ipynb"
@@ -151,7 +198,7 @@ class Grader:
             except MissingEntry:
                 return []
             for grade in sorted(grades, key=lambda g: order.index(g.name)):
-                if grade.name.startswith("report-"):  # a page that a person marks, in formgrader
+                if grade.name.startswith(REPORT):
                     continue
                 name = grade.name.removeprefix("test-")
                 exercise = Exercise(name.replace("-", "."), grade.auto_score, grade.max_score)

@@ -5,19 +5,23 @@ only when it cannot be read. What is found and not used is named: nothing is los
 """
 
 import json
+import os
 import re
+import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tools.late import STAMP, HandedIn, handed_in
 from tools.units import CourseError, Unit
 
-IGNORED = re.compile(r"(\.|__MACOSX$|__pycache__$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
+IGNORED = re.compile(r"(\.(?!course$)|__MACOSX$|__pycache__$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
 NOTEBOOK = re.compile(r"\.ipynb(\.json|\.txt)?$|\.json$", re.IGNORECASE)
 # Anna Smith_4711_assignsubmission_file_ (Moodle), smithanna_LATE_12_34_02-growing-cache.ipynb (Canvas)
 MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?P<file>.*)$")
 CANVAS = re.compile(r"(?P<student>[^_]+)(_(?P<late>LATE))?_(?P<id>\d+)_\d+_(?P<file>.+)$")
+LOG = re.compile(r"predictions[^/]*\.jsonl$")
 DEEPEST, MOST_FILES, MOST_BYTES = 8, 2_000, 500 << 20  # folders in folders; of one zip
 
 
@@ -31,6 +35,8 @@ class Submission:
     wrong: str = ""
     notes: list[str] = field(default_factory=list)
     lms_id: str = ""
+    handed: HandedIn | None = None
+    log: list[Path] = field(default_factory=list)  # what the learner predicted and measured, where it was handed in
 
 
 @dataclass
@@ -40,6 +46,7 @@ class _File:
     label: str
     path: Path
     linked: bool = False
+    late: bool = False
 
 
 @dataclass
@@ -60,13 +67,14 @@ def submissions(source: Path, units: list[Unit], unpacked: Path) -> list[Submiss
     found = []
     for name, student in sorted(students.items()):
         by_unit: dict[str, list[_File]] = {unit.name: [] for unit in units}
+        log = [file.path for file in student.files if LOG.search(file.label)]
         for file in student.files:
-            unit = _unit_of(file, units, ids)
+            unit = None if file.path in log else _unit_of(file, units, ids)
             if unit:
                 by_unit[unit.name].append(file)
         for unit in units:
             submission = _choose(name, unit, by_unit[unit.name])
-            submission.lms_id = student.lms_id
+            submission.lms_id, submission.log = student.lms_id, log
             found.append(submission)
     for file in strays:
         unit = _unit_of(file, units, ids)
@@ -101,7 +109,9 @@ def _students(source: Path, unpacked: Path) -> tuple[dict[str, _Student], list[_
             student = of(matched["student"], matched["id"]) if matched else of(entry.name)
             student.files += _files(entry, "", unpacked, entry.is_symlink())
         elif matched:
-            of(matched["student"], matched["id"]).files += _expanded(entry, matched["file"], unpacked)
+            late = bool(matched.groupdict().get("late"))
+            files = [replace(file, late=late) for file in _expanded(entry, matched["file"], unpacked)]
+            of(matched["student"], matched["id"]).files += files
         else:
             strays += _expanded(entry, entry.name, unpacked)
     return students, strays
@@ -137,12 +147,12 @@ def _expanded(path: Path, label: str, unpacked: Path) -> Iterator[_File]:
             yield _File(label, path)
             return
         yield from _files(folder, f"{label}/", unpacked)
-    elif NOTEBOOK.search(path.name):
+    elif NOTEBOOK.search(path.name) or LOG.search(path.name):
         yield _File(label, path)
 
 
 def _unzip(archive: Path, folder: Path) -> Path:
-    """Unpack the notebooks, and zips, of `archive`. Raises `CourseError` for what is broken or a bomb."""
+    """Unpack what may be notebooks of `archive`, with their times. Raises `CourseError` for a broken one or a bomb."""
     folder.mkdir(parents=True)
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -153,12 +163,13 @@ def _unzip(archive: Path, folder: Path) -> Path:
                 parts = [p for p in Path(member.filename).parts if p not in ("/", "..", ".")]
                 if any(IGNORED.match(part) for part in parts) or not parts:
                     continue
-                if NOTEBOOK.search(parts[-1]) or parts[-1].lower().endswith(".zip"):
+                if re.search(rf"{NOTEBOOK.pattern}|{LOG.pattern}|\.zip$|^{STAMP}$", parts[-1], re.IGNORECASE):
                     target = folder.joinpath(*parts)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with opened.open(member) as content, target.open("wb") as file:
                         file.write(content.read(MOST_BYTES))
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, ValueError) as error:
+                    os.utime(target, (time.mktime((*member.date_time, 0, 0, -1)),) * 2)
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, ValueError, OverflowError) as error:
         raise CourseError(f"{archive.name} cannot be unpacked ({error})") from None
     return folder
 
@@ -220,4 +231,5 @@ def _choose(student: str, unit: Unit, files: list[_File]) -> Submission:
     others = sorted(f.label for f in files if f is not usual[0])
     notes = [f"taken: {labels}"] if usual[0].label not in (f"{unit.name}/{name}", name) else []
     notes += [f"not taken: {', '.join(others)}"] if others else []
-    return Submission(student, unit, usual[0].path, notes=notes)
+    handed = handed_in(usual[0].path, usual[0].late)
+    return Submission(student, unit, usual[0].path, notes=notes, handed=handed)

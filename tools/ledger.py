@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from tools import marks
 from tools.grading import Exercise, Result
+from tools.late import HandedIn
 from tools.units import ROOT, Unit, write_whole
 
 # What a score depends on besides the unit and the submission.
@@ -30,7 +32,10 @@ class Ledger:
         if fresh or self.forgotten:
             before = {}
         if not before:
+            # What a person marked outlives the gradebook; a new class begins with nothing.
+            kept = {} if fresh else marks.keep(folder)
             shutil.rmtree(folder, ignore_errors=True)
+            marks.put_back(folder, kept)
         self.units = {**before.get("units", {}), **mine}
         write_whole(self.state, json.dumps({"course": self.course, "units": self.units}).encode())
 
@@ -56,7 +61,9 @@ class Ledger:
 
 
 def _result(entry: dict) -> Result:
-    return Result(**{**entry, "exercises": [Exercise(**exercise) for exercise in entry["exercises"]]})
+    handed = HandedIn(**entry["handed"]) if entry.get("handed") else None
+    both = {name: [Exercise(**exercise) for exercise in entry.get(name, ())] for name in ("exercises", "marked")}
+    return Result(**{**entry, **both, "handed": handed})
 
 
 def _read(path: Path) -> dict:

@@ -29,7 +29,7 @@ def table(roster: str, results: list[Result], lms_ids: dict[str, str]) -> tuple[
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*(header[i] for i in kept), *units])
-    most = {r.unit: f"{r.max_points:g}" for r in results if r.exercises}
+    most = {r.unit: f"{r.max_points:g}" for r in sorted(results, key=lambda r: r.max_points) if r.exercises}
     absent, found = [], set()
     for row in rows[1:]:
         cells = [row[i] if i < len(row) else "" for i in kept]

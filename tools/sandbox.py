@@ -149,6 +149,8 @@ def _walls(writable: Path, hidden: Iterable[Path], bubblewrap: str) -> list[str]
     for path in sorted({p.resolve() for p in hidden}):
         if path.is_dir() and any(path.is_relative_to(seen.resolve()) for seen in bound):
             command += ["--tmpfs", str(path)]
+    for path in sorted((ROOT / "helpers" / "exercises").glob("u[0-9][0-9].json")):  # hints, and the reference answers
+        command += ["--ro-bind", "/dev/null", str(path)]
     command += ["--bind", str(writable), str(writable), "--remount-ro", "/", "--chdir", "/home/learner"]
     home = "/home/learner"
     variables = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}

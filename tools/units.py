@@ -72,8 +72,13 @@ def nbgrader_config(root: Path = ROOT) -> Config:
     if scripts not in os.environ.get("PATH", "").split(os.pathsep):
         # nbgrader starts `alembic` by its bare name, also when nobody activated the environment.
         os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
-    home = root if (root / "nbgrader_config.py").exists() else ROOT
-    return PyFileConfigLoader("nbgrader_config.py", path=str(home)).load_config()
+    path = nbgrader_config_file(root)
+    return PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
+
+
+def nbgrader_config_file(root: Path) -> Path:
+    """`nbgrader_config.py` of the course at `root`, or else this project's own."""
+    return next(p for p in (root / "nbgrader_config.py", ROOT / "nbgrader_config.py") if p.exists())
 
 
 def notebook_text(notebook: dict) -> str:

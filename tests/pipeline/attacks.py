@@ -1,6 +1,7 @@
 """What notebooks have tried: code that wants points for nothing, and honest code that looks odd.
 
-`ATTACKS` stand in an answer's cell before a wrong answer; `HONEST` are right functions `double`.
+`ATTACKS` stand in an answer's cell before a wrong answer; `HONEST` are right functions `double`. `SMALL` are those that
+`make test` tries, one of each mechanism; `make grade-proof` tries all.
 """
 
 SHELL = "shell = get_ipython()\n"
@@ -33,6 +34,15 @@ ATTACKS = {
 }
 # The wrong answer of the miniature unit that goes with each.
 WRONG = {name: "kv_bytes = Any(1)" if "lies" in name else "kv_bytes = 1" for name in ATTACKS}
+
+# Those that leave the kernel as it is go into one notebook: what one of them earned would show.
+TOGETHER = (
+    "a transformer of the input",
+    "a transformer of the syntax tree",
+    "a checker of its own",
+    "outputs of its own",
+)
+SMALL = ("a hook on run_cell", "shadowed builtins", "arithmetic that lies", "a channel of its own")
 
 HONEST = {
     "warns": "import warnings\ndef double(x):\n    warnings.warn('deprecated')\n    return 2 * x",

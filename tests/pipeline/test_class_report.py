@@ -1,8 +1,13 @@
 """The page about a class, and which answers are alike after renaming."""
 
+import json
+
+import pytest
+
 from tools.alike import pairs, tokens
 from tools.class_report import page
 from tools.grading import Exercise, Result
+from tools.predictions import of_class
 
 
 def exercise(name, points, message="", **more):
@@ -71,3 +76,20 @@ def test_short_answers_and_plain_values_are_not_compared():
 
 def test_what_is_no_python_has_tokens_as_far_as_it_goes():
     assert tokens("x = (1,") == ["n", "=", "(", "0", ","] and tokens("'''never closed") == []
+
+
+def test_predictions_of_a_class_come_from_the_logs_that_were_handed_in(tmp_path):
+    def log(name, predicted, *more):
+        rows = [{"kind": "predict", "key": "02.<tpot>", "value": predicted, "unit": "ms"}]
+        rows += [{"kind": "measured", "key": "02.<tpot>", "value": 20}, *more]
+        path = tmp_path / name
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "broken\n")
+        return [path]
+
+    hindsight = {"kind": "predict", "key": "02.<tpot>", "value": 20, "unit": "ms"}
+    (tmp_path / "link").symlink_to(log("c", 10)[0])
+    logs = {"anna": log("a", 10), "ben": log("b", 18, hindsight), "carl": [tmp_path / "link"], "dora": []}
+    [quantity] = of_class(logs)
+    assert quantity.ratios == pytest.approx([2, 20 / 18]) and quantity.near == 1
+    text = page([], [], [], [quantity])
+    assert "02.&lt;tpot&gt;<td>2<td>1.6<td>1<td>" in text and text.count("<circle") == 2

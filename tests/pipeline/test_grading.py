@@ -122,6 +122,7 @@ seen = {{
     "streams": {{os.readlink(f"/proc/1/fd/{{n}}") for n in range(3)}},
     "etc": tried(lambda: os.listdir("/etc/ssl")),
     "opt": tried(lambda: os.listdir("/opt")),
+    "answers": tried(lambda: open({answers!r}).read(1)),
     "secret": os.environ.get("A_SECRET_OF_THE_INSTRUCTOR", "none"),
 }}
 print(seen)
@@ -142,6 +143,7 @@ def test_a_submission_sees_nothing_and_reaches_nothing_or_is_not_run(course, tmp
     threading.Thread(target=lambda: [server.accept() for _ in range(9)], daemon=True).start()
     spy = SPY.format(
         solutions=str(course / "solutions"),
+        answers=str(ROOT / "helpers" / "exercises" / "u02.json"),
         others=str(folder),
         home=str(home),
         port=server.getsockname()[1],
@@ -168,6 +170,7 @@ def test_a_submission_sees_nothing_and_reaches_nothing_or_is_not_run(course, tmp
     assert "'streams': {'/dev/null'}" in seen, "the grader's own log must not be open to it: " + seen
     assert "'etc': 'FileNotFoundError'" in seen and "'opt': 'FileNotFoundError'" in seen, seen
     assert "'network': 'ConnectionRefusedError'" in seen or "'network': 'OSError'" in seen, seen
+    assert "'answers': ''" in seen or "'answers': 'PermissionError'" in seen, seen
     assert "'write': 'OSError'" in seen and "'secret': 'none'" in seen, seen
 
 

@@ -1,6 +1,7 @@
 """Whose notebook of which unit is where: folders and zips as learners and learning platforms make them."""
 
 import json
+import time
 import zipfile
 
 import pytest
@@ -64,6 +65,7 @@ def test_a_platforms_names_become_students(found, notebook):
     ids = {student: s.lms_id for student, s in class_.items()}
     assert ids == {"Anna Smith": "4711", "Anna Smith (4712)": "4712", "smithben": "55", "jonescarl": "56"}
     assert all(class_[s].path for s in ids if s != "jonescarl")
+    assert [s for s in ids if class_[s].handed and class_[s].handed.at is None] == ["smithben"], "marked LATE"
 
 
 def test_zips_are_looked_into_also_in_zips_and_the_class_may_be_one(built, notebook, tmp_path):
@@ -73,9 +75,12 @@ def test_zips_are_looked_into_also_in_zips_and_the_class_may_be_one(built, noteb
         inner.writestr("../../outside.ipynb", "{}")
     with zipfile.ZipFile(tmp_path / "class.zip", "w") as outer:
         outer.write(tmp_path / "inner.zip", "anna/all my work.zip")
-        outer.writestr(f"ben/{UNIT}.ipynb", notebook)
+        outer.writestr(zipfile.ZipInfo(f"ben/{UNIT}.ipynb", (2026, 1, 2, 3, 4, 6)), notebook)
+        outer.writestr("anna/work/.course/predictions.jsonl", "{}")
     class_ = {s.student: s for s in submissions(tmp_path / "class.zip", find(built), tmp_path / "unpacked")}
     assert {s: c.path.read_text() for s, c in class_.items()} == {"anna": notebook, "ben": notebook}
+    assert [path.read_text() for path in class_["anna"].log] == ["{}"] and not class_["ben"].log
+    assert time.localtime(class_["ben"].handed.at)[:6] == (2026, 1, 2, 3, 4, 6), "a zip keeps its files' times"
     assert not (tmp_path / "outside.ipynb").exists() and not (tmp_path.parent / "outside.ipynb").exists()
 
 

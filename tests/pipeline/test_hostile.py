@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.pipeline.attacks import ATTACKS, HONEST, WRONG
+from tests.pipeline.attacks import ATTACKS, HONEST, SMALL, TOGETHER, WRONG
 from tests.pipeline.miniature import UNIT, answered
 from tools import grade_proof
 from tools.grading import Grader
@@ -32,9 +32,10 @@ def grade(built, tmp_path_factory):
     return graded
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", [TOGETHER, *([name] for name in SMALL)], ids=lambda names: names[-1])
 def test_an_attack_earns_nothing(grade, built, attack):
-    result = grade(answered(built, {"answer-77-1": f"{ATTACKS[attack]}\n{WRONG[attack]}"}))
+    source = "\n".join([*(ATTACKS[name] for name in attack), WRONG[attack[-1]]])
+    result = grade(answered(built, {"answer-77-1": source}))
     assert result.points == 0 and (result.problem or len(result.exercises) == 2)
 
 
@@ -49,9 +50,18 @@ def test_tags_and_metadata_earn_nothing(grade, built):
     assert (result.points, result.max_points) == (0, 5) and not any(e.answered for e in result.exercises)
 
 
-@pytest.mark.parametrize("odd", HONEST)
+SHADOWS = "shadows abs"  # for all functions of the notebook, so it stands alone
+OTHERS = [odd for odd in HONEST if odd != SHADOWS]
+
+
+@pytest.mark.parametrize("odd", [[SHADOWS], OTHERS], ids=["shadows", "others"])
 def test_honest_work_keeps_its_points(grade, built, odd):
-    result = grade(answered(built, RIGHT | {"answer-77-2": HONEST[odd]}))
+    """The double comes from each function in turn: whoever spoils it is found by trying them alone."""
+    functions = "".join(f"{HONEST[name].replace('double', f'double_{i}')}\n" for i, name in enumerate(odd))
+    names = ", ".join(f"double_{i}" for i in range(len(odd)))
+    double = f"{functions}def double(x):\n    said = [f(x) for f in [{names}]]\n"
+    double += f"    return said[x % {len(odd)}] if said == [x + x] * {len(odd)} else None"
+    result = grade(answered(built, {"answer-77-1": "kv_bytes = 46_080\ninput()", "answer-77-2": double}))
     assert (result.points, result.problem) == (5, "")
 
 
@@ -59,15 +69,8 @@ def test_what_ends_the_kernel_last_costs_nothing_and_before_it_a_human(grade, bu
     notebook = answered(built, RIGHT)
     notebook["cells"].append({"cell_type": "code", "metadata": {}, "source": "import os\nos._exit(1)"})
     assert grade(notebook).points == 5
-    result = grade(answered(built, RIGHT | {"answer-77-1": "kv_bytes = 46_080\nimport os\nos._exit(1)"}))
-    assert "killed the kernel" in result.problem and not result.exercises
     result = grade(answered(built, RIGHT | {"answer-77-2": "import os\ndef double(x):\n    os._exit(1)"}))
     assert "killed the kernel" in result.problem and not result.exercises
-
-
-def test_input_is_an_error_of_its_cell_alone(grade, built):
-    result = grade(answered(built, RIGHT | {"answer-77-1": "kv_bytes = 46_080\ninput()"}))
-    assert result.points == 5
 
 
 def test_no_test_reaches_the_kernel_or_the_report(grade, built):
