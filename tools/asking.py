@@ -41,6 +41,10 @@ class TookTooLong(NoAnswer):
     """An exercise was given up: what it calls does not come back."""
 
 
+class Replaced(Exception):
+    """The learner's code put something in the place of what belongs to a check."""
+
+
 class Theirs:
     """Something of the learner's that is neither value nor function: it lives over there and has a number."""
 
@@ -373,7 +377,7 @@ class _Table:
                 if "state" in told:
                     for name, part in told["state"].items():
                         if isinstance(name, str) and name.isidentifier():
-                            vars(thing)[name] = decoded(part, self)
+                            _set(thing, name, decoded(part, self))
                 else:
                     _fill(thing, decoded(told["content"], self))
                 self.known[number] = self._content(thing)
@@ -484,6 +488,22 @@ def _callable(target, name):
     if name is not None and not _may_be_handed(target):
         raise AttributeError(f"{name!r} cannot be called from here")
     return target
+
+
+def _set(thing, name: str, new) -> None:
+    """Set an attribute that the learner's code set over there: to data, of the kind that was there.
+
+    A function or an iterator of theirs in its place would answer each question of the check as it likes.
+    """
+    old, owned = vars(thing).get(name), getattr(type(thing), name, None)
+    if name not in vars(thing) and (callable(owned) or hasattr(owned, "__get__")):
+        raise Replaced(f"{type(thing).__name__}.{name} belongs to the course: call it, and leave it as it is")
+    if old is not None and (isinstance(new, TheirIterator) or (callable(new) and not callable(old))):
+        raise Replaced(f"{name} has to stay a {type(old).__name__}")
+    if isinstance(old, (list, dict, set)) and type(old) is not type(new):
+        family = next(kind for kind in (list, dict, set) if isinstance(old, kind))
+        new = type(old)(new) if isinstance(new, family) else new  # an OrderedDict travels as a dict
+    vars(thing)[name] = new
 
 
 def _fill(thing, content) -> None:

@@ -19,7 +19,7 @@ from helpers.exercises.traffic import Traffic
 from helpers.models.geometry import get
 from helpers.serving.blocks import BlockManager
 from tools import answering
-from tools.asking import Conversation, NoAnswer, TookTooLong
+from tools.asking import Conversation, NoAnswer, Replaced, TookTooLong
 
 
 @pytest.fixture
@@ -154,6 +154,22 @@ def test_an_engine_of_the_course_travels_with_its_state(asked):
     asked(cell).value("store")(cache, 1, 2)
     assert cache.keys is keys and keys[1, 0, 0, 2].tolist() == [1.0] * 4 and not keys[0].any()
     assert cache.mark == 0 and cache.next_token(1) == 1 and cache.next_token(0) == 0
+
+
+@pytest.mark.parametrize("lie", ["pool.let_go = print", "pool.free = iter([1])", "pool.free = lambda: 0"])
+def test_what_a_check_looks_at_cannot_be_made_to_answer(asked, lie):
+    pool = BlockManager(2, 4)
+    with pytest.raises(Replaced):
+        asked(f"def f(pool):\n    {lie}").value("f")(pool)
+
+
+def test_another_container_of_the_same_kind_may_take_its_place(asked):
+    pool = BlockManager(2, 4)
+    pool.cached[1] = pool.cached[0] = None
+    cell = "from collections import OrderedDict, deque\ndef f(pool):\n    pool.free = deque([7])\n    pool.note = len\n"
+    asked(cell + "    pool.cached = OrderedDict(sorted(pool.cached.items()))").value("f")(pool)
+    pool.cached.move_to_end(0)
+    assert pool.free == [7] and list(pool.cached) == [1, 0]
 
 
 def test_a_check_is_called_back_and_what_it_raises_comes_through(asked):
