@@ -65,7 +65,7 @@ TEXT = [
         f'"{{{k}}}": ({{{k}_params}} - {{{k}_embedding}}) * 2 / {{{k}_bytes:_}}'
         for k in "ab"
     ),
-    "**Exercise 02.3.** {b} in bfloat16 on an {shown} with {gb} GB",
+    "**Exercise 02.3** (4 minutes). {b} in bfloat16 on an {shown} with {gb} GB",
     "how many sequences of {length:,} tokens fit",
     "left of the {gb} GB once",
     "one sequence of {length:,} tokens take",
