@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.misconceptions import harness
-from tests.pipeline.attacks import ATTACKS
+from tests.pipeline.attacks import ATTACKS, HONEST
 from tools import sandbox, variant
 from tools.handed_out import HandedOut
 from tools.problems import BEGIN_HIDDEN, BEGIN_SOLUTION, END_HIDDEN, END_SOLUTION
 from tools.source import exercise_id, kind, text
 from tools.units import ROOT, CourseError, Unit, find
 
+Outcome = tuple[str, list[str]]  # a figure, and what was not as it has to be
 FULL, ZERO, LESS, HUMAN, NOTHING = "full marks", "0", "less than full marks", "needs a human", "0 or a human"
 WRONG_A_UNIT, KILLS, BUSY_RUNS = 3, 10, 200
 SEEDS = ("2027", "spring", "north-3")
@@ -64,6 +65,10 @@ def cases(units: list[Unit], given: dict | None = None) -> list[Case]:
     for i, (name, attack) in enumerate(ATTACKS.items()):
         unit = units[i % len(units)]
         made.append(Case(f"hostile {name}", unit, _bytes(_attacked(read(unit.release), attack)), NOTHING))
+    # Beside right answers; what is shadowed there, the learner's own functions would miss.
+    for i, (name, odd) in enumerate((n, o) for n, o in HONEST.items() if n != "shadows abs"):
+        unit = units[i % len(units)]
+        made.append(Case(f"honest {name}", unit, _bytes(_noisy(read(unit.solution), odd)), FULL))
     made.append(Case("hostile tags", units[0], _bytes(_tagged(read(units[0].release))), ZERO))
     return made + _odd(units[0]) + _odd(units[-1])
 
@@ -92,19 +97,19 @@ def _odd(unit: Unit) -> list[Case]:
     ]
 
 
-def the_class(units: list[Unit], work: Path) -> list[str]:
+def the_class(units: list[Unit], work: Path) -> Outcome:
     made = cases(units)
     _hand_in(made, work / "in")
     start = time.monotonic()
-    outcome = _grade(work / "in", work / "class.csv", units, "--fresh")
+    outcome = _grade(work / "in", work / "class.csv", units, "--fresh", "--jobs", "2")
     seconds = (time.monotonic() - start) / len(made)
     rows = {row["student"]: row for row in _rows(work / "class.csv") if row["status"] != "not submitted"}
     wrong = [f"{c.student}: {why}" for c in made if (why := _unlike(c, rows.get(c.student)))]
-    print(f"{len(made)} submissions, {len(wrong)} not as listed, {seconds:.1f} s a submission")
-    return wrong + ([] if outcome in (0, 1) else [f"exit status {outcome}"])
+    wrong += [] if outcome in (0, 1) else [f"exit status {outcome}"]
+    return f"{len(made)} submissions, {len(wrong)} not as listed, {seconds:.1f} s a submission", wrong
 
 
-def killed(units: list[Unit], work: Path) -> list[str]:
+def killed(units: list[Unit], work: Path) -> Outcome:
     """Kill the run of the first dozen submissions again and again; the last run's CSV is that of one whole run."""
     made = cases(units)[:12]
     _hand_in(made, work / "in")
@@ -112,7 +117,7 @@ def killed(units: list[Unit], work: Path) -> list[str]:
     whole, dice, stopped = _rows(work / "whole.csv"), random.Random(11), 0
     shutil.rmtree(ROOT / "build" / "grading", ignore_errors=True)
     for _ in range(KILLS):
-        process = _started(work / "in", work / "parts.csv", units)
+        process = _started(work / "in", work / "parts.csv", units, "--jobs", "2")
         try:
             process.wait(timeout=dice.uniform(1, 25))
         except subprocess.TimeoutExpired:
@@ -120,11 +125,11 @@ def killed(units: list[Unit], work: Path) -> list[str]:
             process.wait()
             stopped += 1
     _grade(work / "in", work / "parts.csv", units)
-    print(f"killed {stopped} times")
-    return [] if _rows(work / "parts.csv") == whole else ["the resumed run gave another CSV"]
+    same = _rows(work / "parts.csv") == whole
+    return f"killed {stopped} times", [] if same else ["the resumed run gave another CSV"]
 
 
-def busy(units: list[Unit], work: Path, runs: int) -> list[str]:
+def busy(units: list[Unit], work: Path, runs: int) -> Outcome:
     load = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(os.cpu_count() or 2)]
     for process in load:
         process.start()
@@ -134,17 +139,16 @@ def busy(units: list[Unit], work: Path, runs: int) -> list[str]:
             for i, unit in zip(range(runs), units * runs, strict=False)
         ]
         _hand_in(made, work / "in")
-        _grade(work / "in", work / "busy.csv", units, "--fresh")
+        _grade(work / "in", work / "busy.csv", units, "--fresh", "--jobs", "2")
     finally:
         for process in load:
             process.kill()
     rows = {row["student"]: row for row in _rows(work / "busy.csv") if row["status"] != "not submitted"}
     lost = [f"{c.student}: {why}" for c in made if (why := _unlike(c, rows.get(c.student)))]
-    print(f"{len(made)} references on a busy machine, {len(made) - len(lost)} with full marks")
-    return lost
+    return f"{len(made) - len(lost)} of {len(made)} references full on a busy machine", lost
 
 
-def leaks(units: list[Unit], work: Path) -> list[str]:
+def leaks(units: list[Unit], work: Path) -> Outcome:
     """After `class`: what students and learners get holds no line that only a solution or a hidden test has."""
     found = []
     reports = [p.read_text(encoding="utf-8") for p in (ROOT / "build" / "grading" / "reports").glob("*.txt")]
@@ -153,13 +157,12 @@ def leaks(units: list[Unit], work: Path) -> list[str]:
         released = {line for cell in read(unit.release)["cells"] for line in lines(text(cell))}
         found += [f"{unit.name} releases: {line}" for line in sorted(released & (secret - shown))]
         found += [f"a report quotes {unit.name}: {x}" for x in sorted(secret - shown) if any(x in r for r in reports)]
-    print(f"{len(reports)} reports and {len(units)} units searched, {len(found)} leaks")
-    return found
+    return f"{len(found)} leaks in {len(reports)} reports and {len(units)} units", found
 
 
-def variants(units: list[Unit], work: Path) -> list[str]:
+def variants(units: list[Unit], work: Path) -> Outcome:
     """Three seeds; `make variant` itself proves that each known wrong answer of every varied exercise is named."""
-    wrong = []
+    wrong, graded = [], 0
     for seed in SEEDS:
         folder = work / f"variant-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,8 +176,9 @@ def variants(units: list[Unit], work: Path) -> list[str]:
         rows = {row["student"]: row for row in _rows(work / "variant.csv") if row["status"] != "not submitted"}
         lost = [f"{seed}, {c.student}: {why}" for c in made if (why := _unlike(c, rows.get(c.student)))]
         print(f"variant {seed}: {len(made)} submissions, {len(lost)} not as listed", flush=True)
-        wrong += lost + leaks(mine, work)
-    return wrong
+        graded += len(made)
+        wrong += lost + leaks(mine, work)[1]
+    return f"{len(SEEDS)} variants, {graded} submissions, {len(wrong)} not as listed", wrong
 
 
 STAGES: dict[str, Callable] = {
@@ -263,6 +267,13 @@ def _attacked(notebook: dict, attack: str) -> dict:
     return notebook
 
 
+def _noisy(notebook: dict, odd: str) -> dict:
+    notebook = copy.deepcopy(notebook)
+    last = [cell for cell in notebook["cells"] if kind(cell) == "answer"][-1]
+    last["source"] = f"{text(last)}\n{odd}\ntry:\n    double(3)\nexcept Exception:\n    pass"
+    return notebook
+
+
 def _tagged(notebook: dict) -> dict:
     for cell in notebook["cells"]:
         if kind(cell) in ("answer", "test"):
@@ -287,18 +298,20 @@ def main(arguments: list[str] | None = None) -> int:
         units = find(ROOT, options.units)
         if reason := sandbox.problem():
             raise CourseError(reason)
-        failed, start = {}, time.monotonic()
+        figures, failed, start = [], [], time.monotonic()
         for name in options.stages or STAGES:
             print(f"\n== {name}", flush=True)
             more = (options.runs,) if name == "busy" else ()
-            failed[name] = STAGES[name](units, work, *more)
-            print("\n".join(failed[name]), flush=True)
+            figure, wrong = STAGES[name](units, work, *more)
+            print("\n".join([figure, *wrong]), flush=True)
+            figures.append(figure)
+            failed += wrong
     except CourseError as error:
         print(error)
         return 2
-    counts = ", ".join(f"{name} {'ok' if not found else f'{len(found)} failed'}" for name, found in failed.items())
-    print(f"\n{counts}; {(time.monotonic() - start) / 60:.0f} min, {len(units)} units")
-    return 1 if any(failed.values()) else 0
+    load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+    print(f"\n{'; '.join(figures)}; {len(units)} units, {(time.monotonic() - start) / 60:.0f} min, {load}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
