@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser.lab import Lab
 from tools.units import ROOT
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -63,6 +64,22 @@ def open_tab(browser):
     yield opened
     for tab in tabs:
         tab.context.close()
+
+
+@pytest.fixture(scope="session")
+def lab(browser, tmp_path_factory):
+    """A running JupyterLab on a copy of the notebooks; see `tests.browser.lab`."""
+    running = Lab(tmp_path_factory.mktemp("lab"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def shots():
+    """A function that keeps a picture of a page in build/screenshots/, from where docs/images/ takes it."""
+    folder = ROOT / "build" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return lambda page, name: page.screenshot(path=folder / f"{name}.png")
 
 
 @pytest.fixture(scope="session")

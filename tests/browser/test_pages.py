@@ -124,3 +124,18 @@ def test_slides_hold_what_is_on_them(site, open_tab):
         assert len(slides) > 10
         over = [slide for slide in slides if slide[1] > 720 or slide[2] > 1290]
         assert not over, f"{unit.name}: {json.dumps(over)}"
+
+
+def test_pictures_of_the_site(site, open_tab, shots):
+    page = unit_page(site, UNITS[0]).as_uri()
+    for name, settings in {
+        "site-light": {"color_scheme": "light"},
+        "site-dark": {"color_scheme": "dark"},
+        "site-narrow": {"viewport": {"width": 390, "height": 800}},
+    }.items():
+        tab = open_tab(**settings)
+        tab.page.goto(page)
+        picture = tab.page.locator(".cell_output img").first
+        picture.scroll_into_view_if_needed()
+        shots(tab.page, name)
+        assert picture.bounding_box()["width"] > 300, name
