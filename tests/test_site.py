@@ -18,6 +18,7 @@ def test_bars_widgets_and_colours_do_not_reach_a_page():
         "outputs": [
             printed("before\n"),
             *map(printed, ["\rweights:  10 %|##   | 00:01", "\rweights: 100 %|#####| 00:09", "\r      "]),
+            *map(printed, ["\rall:  20%|##   | 1/5", "\n\rone: 100 %|#####| 00:02", "\x1b[A\rall: 100%|#####| 5/5\n"]),
             printed(["\r\x1b[32mafter", "\x1b[0m\n"]),
             {"output_type": "display_data", "data": widget, "metadata": {}},
             {"output_type": "execute_result", "data": {"text/html": "<table>", "text/plain": "t"}, "metadata": {}},

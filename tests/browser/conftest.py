@@ -3,11 +3,13 @@
 They run with `make test-all`, not with `make test`, and are skipped with the reason where a piece is missing.
 """
 
+import io
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.browser.lab import Lab
 from tools.units import ROOT
@@ -76,10 +78,14 @@ def lab(browser, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shots():
-    """A function that keeps a picture of a page in build/screenshots/, from where docs/images/ takes it."""
+    """A function that keeps a picture of a page in build/screenshots/, in 256 colours."""
     folder = ROOT / "build" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda page, name: page.screenshot(path=folder / f"{name}.png")
+
+    def keep(page, name: str) -> None:
+        Image.open(io.BytesIO(page.screenshot())).quantize(256).save(folder / f"{name}.png", optimize=True)
+
+    return keep
 
 
 @pytest.fixture(scope="session")

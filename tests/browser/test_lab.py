@@ -23,8 +23,10 @@ def test_from_the_first_page_to_points(lab, open_tab, tmp_path, shots):
     for name, place in unit.index.items():
         if place <= unit.index[curve] and unit.shows_code(name):
             unit.run(name, seconds=300)
-    unit.cell(curve).locator("img").first.wait_for()
+    drawn = unit.cell(curve).locator("img").first
+    drawn.wait_for()
     print(f"\nfrom opening the unit to a curve of this machine: {time.monotonic() - begin:.0f} s")
+    drawn.scroll_into_view_if_needed()
     shots(tab.page, "lab-curve")
 
     unit.write("answer-00-1", "floor_ms = {'decode': 15.01 / 3350 * 1e3 + 0.015, 'prompt': 18.6}")

@@ -126,16 +126,23 @@ def test_slides_hold_what_is_on_them(site, open_tab):
         assert not over, f"{unit.name}: {json.dumps(over)}"
 
 
-def test_pictures_of_the_site(site, open_tab, shots):
-    page = unit_page(site, UNITS[0]).as_uri()
-    for name, settings in {
-        "site-light": {"color_scheme": "light"},
-        "site-dark": {"color_scheme": "dark"},
-        "site-narrow": {"viewport": {"width": 390, "height": 800}},
-    }.items():
-        tab = open_tab(**settings)
-        tab.page.goto(page)
-        picture = tab.page.locator(".cell_output img").first
-        picture.scroll_into_view_if_needed()
-        shots(tab.page, name)
-        assert picture.bounding_box()["width"] > 300, name
+def test_pictures_for_the_page_of_screenshots(site, open_tab, shots):
+    light = open_tab(color_scheme="light").page
+    light.goto((site / "notebooks" / "START.html").as_uri())
+    light.locator("img[src*=map]").scroll_into_view_if_needed()
+    shots(light, "site-light")
+
+    dark = open_tab(color_scheme="dark").page
+    dark.goto(unit_page(site, UNITS[4]).as_uri())
+    hint = dark.locator("details.hint").first
+    hint.locator("summary").click()
+    hint.scroll_into_view_if_needed()
+    shots(dark, "site-dark")
+    assert hint.locator("p").is_visible()
+
+    narrow = open_tab(viewport={"width": 390, "height": 800}).page
+    narrow.goto((site / "gallery.html").as_uri())
+    picture = narrow.locator("article img").first
+    picture.scroll_into_view_if_needed()
+    shots(narrow, "site-narrow")
+    assert 300 < picture.bounding_box()["width"] <= 390

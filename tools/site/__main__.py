@@ -17,6 +17,7 @@ from tools.source import text
 from tools.units import ROOT, CourseError, Unit, find
 
 SETTINGS = Path(__file__).parent / "sphinx"
+GIVES_AWAY = "docs/exercises.md"  # for instructors, who have a link to it: in no menu, and not in the search
 MENU = """
 ```{{toctree}}
 :hidden:
@@ -49,13 +50,19 @@ def write_source(units: list[Unit], root: Path, source: Path) -> None:
             target = source / page.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(page, target)
+    away = source / GIVES_AWAY
+    away.write_text(f"---\norphan: true\nnosearch: true\n---\n\n{away.read_text(encoding='utf-8')}", encoding="utf-8")
     for unit in units:
         target = source / unit.release.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(pages.page(unit)), encoding="utf-8")
     write_start(root, source / "notebooks")
     gallery.write(source)
-    around = ["gallery", "slides", *sorted(f"docs/{page.stem}" for page in (root / "docs").glob("*.md"))]
+    around = [
+        "gallery",
+        "slides",
+        *sorted(f"docs/{page.stem}" for page in (root / "docs").glob("*.md") if page.name != away.name),
+    ]
     around += sorted(page.stem for page in root.glob("*.md") if page.name != "README.md")
     names = ["Where to begin <notebooks/START>"]
     names += [str(unit.release.relative_to(root).with_suffix("")) for unit in units]

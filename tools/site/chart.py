@@ -41,5 +41,5 @@ def draw(path: Path) -> None:
             ax.annotate("", (x - 0.4, y), begin, arrowprops=arrow, zorder=1)
     ax.set(xlim=(-0.5, across - 0.5), ylim=(-high / 2, high / 2))
     ax.axis("off")
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)

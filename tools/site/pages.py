@@ -17,6 +17,7 @@ FOLDED = {
     "test": ("hide-output", "What the test says to a right answer"),
 }
 OWN = re.compile(r"(?m)^course\.(end|progress|guesses)\(")  # tells how far a learner is, and on a page there is none
+BAR = re.compile(r"\d ?%\|.*\|")  # tqdm's
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -109,9 +110,9 @@ def _executed(unit: Unit) -> list[dict]:
 
 
 def _lines(printed: str) -> str:
-    """Printed text as a terminal leaves it: what was overwritten after a carriage return is gone."""
-    lines = ANSI.sub("", printed).split("\n")
-    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in lines)
+    """Printed text as a terminal leaves it, what was overwritten after a carriage return gone, and without bars."""
+    lines = [line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in ANSI.sub("", printed).split("\n")]
+    return "\n".join(line for line in lines if not BAR.search(line))
 
 
 def _look(role: str, heading: str) -> dict:
