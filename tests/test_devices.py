@@ -356,3 +356,15 @@ def test_last_level_caches_that_a_process_may_use_add_up(tmp_path):
 def test_free_memory_is_a_count_or_unknown():
     free = devices.free_bytes(CPU)
     assert free is None or free > 0
+
+
+def test_the_load_of_the_cpu_does_not_make_a_gpus_card_busy(monkeypatch):
+    monkeypatch.setattr(devices, "_crowded", lambda: True)
+    monkeypatch.setattr(devices, "buffer_bytes", lambda device: 2**20)
+    monkeypatch.setattr(devices, "cache_bytes", lambda device: 2**18)
+    monkeypatch.setattr(devices, "name_of", lambda device: "a device")
+    assert devices.measure_card(CPU, FakeClock()).busy
+    for make in ("ones", "zeros"):
+        plain = getattr(torch, make)
+        monkeypatch.setattr(torch, make, lambda *size, plain=plain, device=None, **options: plain(*size, **options))
+    assert not devices.measure_card(torch.device("cuda"), FakeClock()).busy

@@ -1,12 +1,14 @@
 """Graphs without a GPU: what may be captured, and that capturing and replaying go in the right order."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.caches import FullCache, StaticCache
+from helpers.caches import FullCache, Int8Cache, StaticCache
 from helpers.clock import graphs
+from helpers.clock.simulated import SimulatedDevice
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry
 
@@ -138,6 +140,9 @@ class PretendCuda:
     def current_stream(self):
         return self._Stream(self, "main")
 
+    def _sleep(self, cycles):
+        self.log.append("busy")
+
     def Event(self, enable_timing):
         assert enable_timing
         return self._Event(self)
@@ -165,7 +170,7 @@ def test_warm_up_on_a_side_stream_then_capture_then_replay_between_events():
     assert cuda.log == [*warm_up, "capture", "launch", "captured"]
     cuda.log.clear()
     assert graph.elapsed_seconds() == 12e-3
-    assert cuda.log == ["event", "replay", "event", "synchronize"]
+    assert cuda.log == ["busy", "event", "replay", "event", "synchronize"]
 
 
 def test_what_cannot_be_captured_is_timed_as_it_is(capsys):
@@ -197,3 +202,49 @@ def test_capturing_leaves_the_cache_as_it_was(decoder):
     cache.rewind(64)
     with pytest.raises(ValueError, match="64"):
         step(torch.tensor([1, 2]))
+
+
+def test_what_waits_is_found_before_it_is_captured(decoder, capsys):
+    asking = torch.ones(3)
+    assert any("item" in name or "scalar" in name for name in graphs.waits(lambda: asking.sum().item()))
+    assert graphs.waits(decode_step(decoder, StaticCache(TINY, 64, backend="reference"))) == []
+    quantised = Int8Cache(TINY, 64, backend="reference")
+    quantised.fill(4)
+
+    def step():
+        quantised.rewind(4)
+        return decoder.decode(torch.zeros(1, dtype=torch.long), quantised)
+
+    assert graphs.waits(step) == []  # it asks whether all is finite, but not while it is captured
+    cuda = PretendCuda()
+    waiting = asking.sum().item
+    assert graphs.captured(waiting, cuda) is waiting and cuda.log == []
+    assert "waits for the device" in capsys.readouterr().out
+
+
+def test_the_device_is_busy_while_a_graph_is_submitted():
+    """On a simulated device, whose queue an event joins: without work before it, submitting 0.1 ms would count."""
+    device = SimulatedDevice(launch_seconds=0.0)
+
+    class Cuda(PretendCuda):
+        class Event(PretendCuda._Event):
+            def __init__(self, enable_timing):
+                pass
+
+            def record(self):
+                device.launch(0.0)
+                self.at = device._queue_empty_at
+
+            def synchronize(self):
+                device.synchronize()
+
+            def elapsed_time(self, end):
+                return 1e3 * (end.at - self.at)
+
+        def _sleep(self, cycles):
+            device.launch(cycles / 2e9)  # at 2 GHz
+
+        def CUDAGraph(self):
+            return SimpleNamespace(replay=lambda: (device.sleep(1e-4), device.launch(3e-3)))
+
+    assert graphs.Graph(lambda: None, Cuda()).elapsed_seconds() == pytest.approx(3e-3, rel=1e-9)

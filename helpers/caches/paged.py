@@ -81,6 +81,7 @@ class PagedCache(KVCache):
     ):
         super().__init__(pool.geometry, pool.positions, len(tables), pool.dtype, pool.device, backend)
         self.pool, self.tables, self.cos, self.sin = pool, tables, pool.cos, pool.sin
+        self._rows: list[list[int]] = []
         lengths = self._each(length)
         for tokens, table in zip(lengths, tables, strict=True):
             self._check_range(tokens)
@@ -124,10 +125,7 @@ class PagedCache(KVCache):
                     f"{end - self._behind[sequence]} tokens need {blocks} blocks and a table has {len(table)}: extend "
                     "the session before the decoder runs"
                 )
-        widest = max(needed)
-        # Shorter tables are filled up with some block that exists; nothing of it counts.
-        rows = [table[:blocks] + [0] * (widest - blocks) for table, blocks in zip(self.tables, needed, strict=True)]
-        table = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        table = self._on_device()[:, : max(needed)]
         places = super()._find(start, end)
         positions = places.index[2]
         if isinstance(positions, slice):
@@ -135,3 +133,14 @@ class PagedCache(KVCache):
         blocks = table[self._sequences, positions // size].long()
         index = (blocks, slice(None), positions % size)
         return replace(places, index=index, by_token=True, table=table)
+
+    def _on_device(self) -> torch.Tensor:
+        """All tables in one, int32 [batch, blocks], sent anew only when one has grown: a captured step reads from where
+        it lies."""
+        if self._rows != self.tables:
+            widest = max(map(len, self.tables))
+            # Shorter tables are filled up with some block that exists; nothing of it counts.
+            rows = [table + [0] * (widest - len(table)) for table in self.tables]
+            self._table = torch.tensor(rows, dtype=torch.int32, device=self.device)
+            self._rows = [list(table) for table in self.tables]
+        return self._table

@@ -88,7 +88,6 @@ class SinkCache(SinkBuffers):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._workspace = torch.zeros_like(self.keys[0])
-        # In place, so that a captured CUDA graph goes on reading from where they are.
         self._row_cos, self._row_sin = self.cos[: self.rows].clone(), self.sin[: self.rows].clone()
         self._turn = None
 
@@ -146,9 +145,12 @@ class SinkCache(SinkBuffers):
 
         `oldest` is the row of the ring whose place is right behind the sinks.
         """
-        if self._turn != (held, oldest):  # the first layer of a step prepares the tables for all
-            ring = (torch.arange(held - min(held, self.sinks)) - oldest) % self.window + self.sinks
-            places = torch.cat((torch.arange(min(held, self.sinks)), ring)).to(self.device)
+        if layer == 0 or self._turn != (held, oldest):
+            # The first layer of a step prepares the tables for all, on the device and at every step: a captured step
+            # has to bring its own, since another one may have been replayed in between.
+            rows = torch.arange(held, device=self.device)
+            ring = (rows - self.sinks - oldest) % self.window + self.sinks
+            places = torch.where(rows < self.sinks, rows, ring)
             self._row_cos[:held], self._row_sin[:held] = self.cos[places], self.sin[places]
             self._turn = held, oldest
         cos, sin = self._row_cos[:held], self._row_sin[:held]

@@ -55,11 +55,13 @@ def _available(vm_stat: str) -> int | None:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache level, bytes: 32 MB where a CPU's system does not say, 128 MB for every accelerator.
+    """Size of the last cache level, bytes; where nobody says it, 32 MB for a CPU and 128 MB for an accelerator.
 
     Of a CPU with several last-level caches it is the sum of those whose cores this process may use, since every core
     keeps its own part of what all of them read together.
     """
+    if device.type == "cuda":
+        return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 128 * 2**20
     if device.type != "cpu":
         return 128 * 2**20
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

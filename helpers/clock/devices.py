@@ -323,7 +323,7 @@ def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> De
         matmul_flops_per_second=flops,
         launch_seconds=_time_launch(device, clock, share / 2).median,
         measured_at=datetime.now().astimezone().isoformat(" ", "minutes"),
-        busy=crowded or best.verdict == "busy",
+        busy=(crowded and device.type == "cpu") or best.verdict == "busy",  # a GPU does not share the CPU's load
         buffer_bytes=buffer.nbytes,
         cache_bytes=cache_bytes(device),
         decode_flops_per_second=_decode_rate(device, clock) if computer.is_apple_cpu(device) else 0.0,

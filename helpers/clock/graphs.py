@@ -12,7 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.caches import StaticCache
+from helpers.kernels import as_captured
 
+SUBMITTING_CYCLES = (
+    1_000_000  # of the device's clock, half a millisecond or more: longer than it takes to launch a graph
+)
 WARM_UP_CALLS = 3  # compile the Triton kernels, let cuBLAS allocate its workspace
 # Operations whose result, or its size, is only known once the device has answered.
 SYNCHRONISING = ("item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "is_nonzero")
@@ -49,7 +53,12 @@ class Graph:
         return self.output
 
     def elapsed_seconds(self) -> float:
-        """Replay once between two events: how long the device took (the protocol of `helpers.clock.timing.Clock`)."""
+        """Replay once between two events: how long the device took (the protocol of `helpers.clock.timing.Clock`).
+
+        The device is kept busy first: an idle one would pass the first event while the CPU is still submitting the
+        graph, which takes 0.05 to 0.2 ms.
+        """
+        self._cuda._sleep(SUBMITTING_CYCLES)
         self._start.record()
         self._graph.replay()
         self._end.record()
@@ -60,8 +69,12 @@ class Graph:
 def captured(function: Callable, cuda=torch.cuda) -> Callable:
     """`function` as a `Graph`, or as it is, and a line that says so, where it cannot be captured.
 
-    For a step that is timed at one fixed state: what Python decides in it is then the same at every call.
+    For a step that is timed at one fixed state: what Python decides in it is then the same at every call. It is run
+    twice to see whether it waits for the device: a capture that breaks off for this may spoil torch's allocator.
     """
+    if found := waits(function):
+        print(f"Note: this step is timed launch by launch, for it cannot be captured as a CUDA graph: {found[0]}")
+        return function
     try:
         return Graph(function, cuda)
     except torch.OutOfMemoryError:
@@ -125,6 +138,37 @@ class Prepared:
         """As the graph's own, after what has to be prepared."""
         self._prepare()
         return self._graph.elapsed_seconds()
+
+
+def waits(step: Callable) -> list[str]:
+    """Operations of `step`, at its second call, for which the CPU waits for the device or copies from or to it."""
+    step()  # the first may prepare something
+    with as_captured(), _Waits() as seen:
+        step()
+    return list(dict.fromkeys(seen.found))
+
+
+class _Waits(TorchDispatchMode):
+    """What a step waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = _name(function)
+        there = {x.device.type for x in (*args, result) if isinstance(x, torch.Tensor)}
+        if name in SYNCHRONISING:
+            self.found.append(f"{function.name()} waits for the device")
+        elif name in ("_to_copy", "copy_") and len(there) > 1:
+            self.found.append(f"{function.name()} copies between {' and '.join(sorted(there))}")
+        return result
+
+
+def _name(function) -> str:
+    """ "add" of aten::add.Tensor."""
+    return function.name().split("::")[1].split(".")[0]
 
 
 def problems(step: Callable, *owners) -> list[str]:

@@ -65,6 +65,11 @@ def sizes(decoder: Decoder, card: DeviceCard, free_bytes: int | None = None) -> 
     return (batch, 4 * batch), tuple(contexts)
 
 
+def timed_step(step: Callable, device: torch.device) -> Callable:
+    """A step that does the same at every call, as it is timed: on CUDA its launches are replayed as one."""
+    return graphs.captured(step) if device.type == "cuda" else step
+
+
 class DecodeStep:
     """Real decode steps of one decoder over one cache, at any context that the cache was filled to.
 
@@ -91,8 +96,7 @@ class DecodeStep:
             self.cache.rewind(context)
             return self.decoder.decode(self.token, self.cache)
 
-        # The context is fixed, so every launch of the step is: on CUDA they are replayed as one.
-        return graphs.captured(step) if self.decoder.device.type == "cuda" else step
+        return timed_step(step, self.decoder.device)
 
     def bytes_at(self, context: int) -> int:
         """Bytes that a step at `context` streams: the weights once, and what it reads of the cache."""

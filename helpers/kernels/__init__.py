@@ -46,6 +46,8 @@ What a backend has beyond this, it declares: each has CAPABILITIES, a `Capabilit
 compiles.
 """
 
+import contextlib
+import contextvars
 import importlib
 import importlib.util
 import os
@@ -61,6 +63,7 @@ BFLOAT16_CAPABILITY = (8, 0)  # Ampere; a GPU before it has no hardware for bflo
 FP8_CAPABILITY = (8, 9)  # Ada, the first to convert fp8 in hardware
 
 _said: set[str] = set()
+_captured = contextvars.ContextVar("captured", default=False)
 
 
 class KernelUnsupported(ValueError):
@@ -138,6 +141,21 @@ def reads_fp8(device) -> bool:
 def interpreted() -> bool:
     """Whether Triton's kernels run in its interpreter, on any device, which is slow and for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextlib.contextmanager
+def as_captured():
+    """Within it, code does what it does while a CUDA graph is captured: it asks the device nothing."""
+    token = _captured.set(True)
+    try:
+        yield
+    finally:
+        _captured.reset(token)
+
+
+def is_captured(x: torch.Tensor) -> bool:
+    """Whether work on `x` is being captured as a CUDA graph, or is to be as if it were."""
+    return _captured.get() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _since(device, capability: tuple[int, int]) -> bool:

@@ -8,13 +8,15 @@ Rounding to the nearest level leaves an error of at most half a scale.
 
 import torch
 
+from helpers.kernels import is_captured
+
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = torch.finfo(FP8).max  # 448
 
 
 def require_finite(x: torch.Tensor) -> None:
     """Raises ValueError for NaN or infinity: one of them would poison the scale of everything that shares it."""
-    if x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if x.is_meta or is_captured(x):
         return  # there is no number to ask about, or asking would synchronise, which a graph cannot hold
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())

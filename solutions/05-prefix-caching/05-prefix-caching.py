@@ -710,7 +710,7 @@ quick = budget == "quick"
 effort = dict(budget_seconds=2, min_samples=12) if quick else dict(budget_seconds=10)
 pairs = dict(budget_seconds=1, min_pairs=20) if quick else dict(budget_seconds=5)
 tpot_steps = {
-    (label, c): partial(decode_at, label, c)
+    (label, c): sweeps.timed_step(partial(decode_at, label, c), spot)
     for label in ("computed", "found")
     for c in contexts
 }
@@ -1039,37 +1039,45 @@ ax.set_ylim(0, 1.6 * max(t.ms for t in stepped.values()))
 print(*{t.reason for t in stepped.values()} - {""})
 
 # %% [markdown]
-# The weights are in every point and hide the attention. So take attention alone, one layer of it, at short
-# prefixes too. And be fair to plain attention: a paged engine stores the prefix **once** and reads it eight
-# times, and what was read a moment ago may still lie in the processor's own cache. So there are two plain
-# forms: eight copies, and one copy that each session reads in turn.
+# The weights are in every point and hide the attention. So take attention alone, at short prefixes too: one layer
+# of it, or on a GPU all 30, each with a cache of its own, since the chip's cache might hold one. And be fair to plain
+# attention: a paged engine stores the prefix **once** and reads it eight times, and what was read a moment ago may
+# still lie in the processor's own cache. So there are two plain forms: eight copies, and one copy that each session
+# reads in turn.
 
 # %%
 backend, lengths = kernels.select(spot), [16, 64, 256, 1_024, 4_096]
 rounded = backend.CAPABILITIES.rounded  # rows that a kernel wants of a cache
 q = torch.randn(batch, g.q_heads, g.head_dim, device=spot)
-sizes = (g.kv_heads, rounded(own), g.head_dim)
-mine = torch.randn(2, batch, *sizes, device=spot)  # keys, values
+mine = torch.randn(2, batch, g.kv_heads, rounded(own), g.head_dim, device=spot)
+layers = g.layers if spot.type == "cuda" else 1
+rounds = 3 if budget == "quick" else 15
 
 
-def in_turn(keys, values, tokens):
+def in_turn(q, keys, values, tokens):
     if spot.type == "cuda":  # one launch, in which all sessions point at the same rows
         keys, values = (t.expand(batch, -1, -1, -1) for t in (keys, values))
         return backend.decode_attention(q, keys, values, tokens)
     return [backend.decode_attention(row, keys, values, tokens) for row in q.split(1)]
 
 
+def through(attend, caches, *rest):
+    """A step in which q attends to the keys and values of each layer."""
+    pairs = [tuple(pair) for pair in caches]
+    return sweeps.timed_step(lambda: [attend(q, *kv, *rest) for kv in pairs], spot)
+
+
 # %%
 alone_steps = {}
 for p in lengths:
-    every = torch.randn(2, batch, g.kv_heads, rounded(p + own), g.head_dim, device=spot)
-    copy = every[:, :1]
+    sizes = (layers, 2, batch, g.kv_heads, rounded(p + own), g.head_dim)
+    every = torch.randn(sizes, device=spot)
+    copy = every[:, :, :1]
     alone_steps |= {
-        ("plain", p): partial(backend.decode_attention, q, *every, p + own),
-        ("one copy", p): partial(in_turn, *copy, p + own),
-        ("cascade", p): partial(backend.cascade_attention, q, *copy, p, *mine, own),
+        ("plain", p): through(backend.decode_attention, every, p + own),
+        ("one copy", p): through(in_turn, copy, p + own),
+        ("cascade", p): through(backend.cascade_attention, copy, p, *mine, own),
     }
-rounds = 3 if budget == "quick" else 15
 alone = Clock(spot).sweep(alone_steps, rounds, label="attention alone")
 gains = {
     case: [alone[case, p].median / alone["cascade", p].median for p in lengths]
