@@ -298,7 +298,7 @@ def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, h
 
     What came before them was put there by torch; behind them, and in another layer, lies what must not count.
     """
-    lengths = (length, 3, 64, 128) if ragged else (length,) * 4
+    lengths = (length, 3) if ragged else (length, length)
     batch, starts = len(lengths), [length - tokens for length in lengths]
     cos, sin = rope.tables(CAPACITY, dim, 10_000.0, device)
     made = _random(batch, CAPACITY, heads + 2 * kv_heads, dim, dtype=dtype, device=device, seed=15).transpose(1, 2)

@@ -1,6 +1,6 @@
 """What the compiler makes of the kernels for seven generations; no GPU is needed to read machine code.
 
-All variants stand in docs/gpu-kernels.md; a few of them are compiled here.
+All of them stand in docs/gpu-kernels.md; a few are compiled here.
 """
 
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import triton
 
 from helpers import data
 from tests.kernels.compile_selected import INT4, SELECTED, UNALIGNED
@@ -24,6 +25,10 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+def test_the_table_has_what_the_code_launches_within_all_limits():
+    run("tools.kernel_table", "--check")
+
+
 @pytest.fixture(scope="module")
 def compiled():
     return json.loads(run("tests.kernels.compile_selected"))
@@ -36,7 +41,16 @@ def test_within_limits_without_spills_and_by_wide_loads(compiled, capability):
         assert code["spilled_bytes"] == 0, (name, code)
         assert code["narrow_loads"] == [], (name, code)
         if name in kernel_table.VARIANTS:
-            assert 0 < code["instructions_per_byte"] <= kernel_table.VARIANTS[name].at_most, (name, code)
+            assert 0 < code["instructions_per_byte"] <= kernel_table.VARIANTS[name].bound_of(capability), (name, code)
+
+
+@pytest.mark.parametrize("capability", SELECTED)
+def test_figures_are_those_of_the_table(compiled, capability):
+    if f"Triton {triton.__version__} " not in kernel_table.TABLE.read_text(encoding="utf-8"):
+        pytest.skip("the table is of another Triton")
+    section = kernel_table.TABLE.read_text(encoding="utf-8").split(f"## sm_{capability}\n")[1]
+    for code in compiled[str(capability)].values():
+        assert code["row"] in section.split("## sm_")[0]
 
 
 def test_instructions_of_the_courses_own_int4_kernel(compiled):
