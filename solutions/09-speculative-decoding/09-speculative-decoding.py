@@ -120,7 +120,7 @@ for name, tokens in right.items():
 # %% [markdown]
 # And what does the longer step cost? It reads each weight once, for one token or for twenty, and the cache once.
 # But it *multiplies* for each token: 2 FLOPs a weight (a multiplication and an addition). While reading takes
-# longer than multiplying, further tokens are free; then each costs as much as a step of its own.
+# longer than multiplying, further tokens are free; from there on, each makes the step longer by its multiplications.
 #
 # | device | reads | multiplies |
 # |---|---|---|
@@ -171,8 +171,8 @@ for name, tokens in right.items():
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# On a GPU guesses are free for a long time, for one session. On a CPU, with few bits or with many sessions the
-# room is soon used up.
+# On a GPU, and by its data sheet, one session may guess hundreds of tokens for nothing. On a CPU, with few bits or
+# with many sessions the room is soon used up.
 #
 # **Exercise 09.3** (5 minutes). A step with guesses takes so many times as long as a plain one. From which α on
 # does it pay? (Two digits.)
@@ -188,8 +188,9 @@ breaks_even = {  # α at which a token takes as long as without guesses
 #       times as long.
 # HINT: With one guess: 1 + α = 1.25. With two: 1 + α + α² = 1.75, which is a
 #       quadratic equation, or a few tries with numbers.
-# WHY: In the last line multiplying sets the pace, five tokens take five times as
-#      long, and even perfect guesses win nothing.
+# WHY: In the last line multiplying sets the pace even of a plain step, as in a
+#      large batch: five tokens take five times as long, and even perfect guesses
+#      win nothing.
 breaks_even = {
     "1 guess, a step × 1.25": 1.25 - 1,
     "2 guesses, a step × 1.75": 0.5,
@@ -239,8 +240,9 @@ def draft(history, k, longest=3):
     # HINT: The latest piece that is not the end itself begins at
     #       len(history) - n - 1.
     # HINT: When history[i : i + n] equals history[-n:], the guesses begin at i + n.
-    # WHY: No model is asked, so a guess costs microseconds; a wrong one costs
-    #      its share of the step.
+    # WHY: No model is asked: a guess costs a search through the text, a wrong one
+    #      its share of the step. (This search grows with the text; TensorRT-LLM
+    #      keeps an index.)
     for n in range(min(longest, len(history) - 1), 0, -1):
         for i in range(len(history) - n - 1, -1, -1):
             if history[i : i + n] == history[-n:]:
@@ -435,8 +437,8 @@ print(
 )
 
 # %% [markdown]
-# (Should they ever differ, look at the logits: two tokens that are equally likely to the last digit may change
-# places, since a longer step adds up its sums in another order.)
+# (Should they ever differ, look at the logits: two tokens whose logits are equal but for rounding may change places,
+# since a longer step adds up its sums in another order.)
 #
 # And sampled: your rule on the real model's distribution after a few words. Guessed is its likeliest token, and then
 # its fifth. 4,000 draws each; the p-value says how often draws from the model itself would lie at
@@ -496,7 +498,8 @@ def floor_ms(b, width):
 for b in batches:
     estimates.predict(f"09.step_5_tokens_batch_{b}", floor_ms(b, 5), "ms")
 turns = next((n for n in range(1, 99) if floor_ms(1, n) > 1.01 * floor_ms(1, 1)), None)
-print(f"by the card, one session: arithmetic takes over from {turns} tokens a step on")
+turn = f"from {turns} tokens a step on" if turns else "nowhere below 99 tokens a step"
+print(f"by the card, one session: arithmetic takes over {turn}")
 
 
 # %%
@@ -611,7 +614,7 @@ for name in prompts:
     as_came = [speculation.tokens_per_step(found.alpha, n) for n in found.guesses]
     expected_yield, key = sum(as_came) / found.steps, f"09.tokens_per_step_{name}"
     estimates.predict(key, expected_yield, "tokens")
-    left = "guesses are not independent"
+    left = "perhaps chance, and guesses are not independent"
     estimates.measured(key, found.tokens_per_step, residual=left)
     always = speculation.tokens_per_step(found.alpha, 4)
     offered = found.drafted / found.steps
@@ -621,8 +624,8 @@ for name in prompts:
 
 # %% [markdown]
 # Your formula with the measured α, as if each step had 4 guesses, and with as many as the text offered: often there is
-# nothing to copy, and the step is a plain one. What is left between formula and count is that guesses are not
-# independent.
+# nothing to copy, and the step is a plain one. What is left between formula and count is chance, in so few steps, and
+# that guesses are not independent: more of that below.
 #
 # Now the clock: time per token with guesses and without. The prediction takes the time of each step from the
 # measured points above, by its number of tokens, and divides by the tokens that came out.
@@ -679,7 +682,7 @@ for name in prompts:
     estimates.measured(key, tpot[name, 4], residual=left, verdict=verdict)
 
 # %% [markdown]
-# A bar with guesses that is the higher one *lost*: its step grew by more than it yielded. Compare the yields above
+# A bar with guesses that is the higher one *lost*: its steps grew by more than they yielded. Compare the yields above
 # with the price of a step of 5 tokens, and you have your break-even of 09.3.
 #
 # **Several sessions together.** Each has its own guesses and its own length from the first step on. A step is as wide
@@ -732,7 +735,8 @@ estimates.report("09")
 # %% [markdown]
 # ## Explain
 #
-# **Published: it lost.** Prompt lookup in vLLM, one request of about 1,000 tokens, Qwen2-7B, 5 guesses a step:
+# **Published: it lost.** Prompt lookup in vLLM, one request, an answer of about 1,000 tokens, Qwen2-7B, 5 guesses a
+# step:
 
 # %%
 lost = data.measurement("vllm-8439-ngram")["data"][0]
@@ -775,12 +779,14 @@ print(f"counted: {log['mean_length']}")
 print("a guess holds, when the one before did:", ", ".join(f"{x:.2f}" for x in later))
 
 # %% [markdown]
-# Even then the formula stays below the count: a guess behind one that held is better than the first. Who copies, goes
-# on copying. Guesses are not independent, and the formula is a first estimate.
+# Even then the formula stays below the count: a guess behind one that held is better than the first. (Perhaps copying
+# goes on once it has begun; perhaps some requests are easier to guess than others.) Guesses are not independent, and
+# the formula is a first estimate.
 #
 # **A draft model.** Guesses of a second model cost bytes of their own: k steps of it for each step of the large one.
-# By bytes alone, a token takes (1 + k · small ÷ large) ÷ E of a plain step. *Published:* gpt-fast, Llama-70B checked
-# and a 7B drafting, both in 4 bits, on an A100: 25.25 tokens/s without, 48.4 with. Which α would that take?
+# By bytes alone, a step takes 1 + k · small ÷ large of a plain one; divide by the tokens that it yields. *Published:*
+# gpt-fast, Llama-70B checked and a 7B drafting, both in 4 bits, on an A100: 25.25 tokens/s without, 48.4 with. Which α
+# would that take?
 
 # %%
 published = data.measurement("gptfast-spec")["data"][0]
@@ -814,13 +820,17 @@ print(*(f"{label}: at best × {most:.2f}" for label, most in best_of.items()), s
 
 # %% [markdown]
 # The published 1.92 lies between α = 0.6 and α = 0.7 with the best number of guesses, or higher with another one, by
-# bytes alone. And all curves but the highest fall on the
-# right: there the last guesses cost more than they bring.
+# bytes alone. And all curves but the highest fall on the right: there the last guesses cost more than they bring.
 #
 # The claim, *speculation changes what the model says*: **false**, where the check is right. Greedy answers are equal
-# to the token, and sampled ones have the model's distribution, whatever is guessed; your p-values above say so for one
-# place in a text. The other claim, *speculation makes decoding faster*: only while a step has room (few sessions, a
-# device with a far ridge, a history that is not too long) **and** the text can be guessed.
+# to the token, near ties aside, and sampled ones have the model's distribution, whatever is guessed; your p-values
+# above tested that at one place in a text.
+#
+# The other claim, *speculation makes decoding faster*: only while a step has room (few sessions, a device with a high
+# ridge) **and** the text can be guessed. A long history may give room back: each session's cache is read once for all
+# of its guesses, so where caches are most of a step's bytes, reading sets the pace again even in a large batch.
+# *Published* (MagicDec, with drafts that read only part of the cache): batches of 32 to 256 and moderate to long
+# histories on 8 A100, Llama-3.1-8B up to 1.84 times as fast.
 #
 # The row for your ledger.
 
@@ -833,10 +843,10 @@ estimates.ledger(
     ttft="unchanged",
     memory="none with prompt lookup; a draft model brings weights and a cache of its "
     "own",
-    quality="greedy: the same tokens; sampled: the same distribution",
+    quality="greedy: the same tokens, near ties aside; sampled: the same distribution",
 )
 
 # %% [markdown]
 # *Sources.* Rule and formula: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. Measurements:
 # meta-pytorch/gpt-fast, README; vllm-project/vllm issues 8439 and 19254; NVIDIA/TensorRT-LLM, technical blog 7, *N-Gram
-# Speculative Decoding*. All rows with their sources lie in `helpers/data/`.
+# Speculative Decoding*; MagicDec: Sadhukhan et al., arXiv 2408.11049. All rows with their sources lie in `helpers/data/`.

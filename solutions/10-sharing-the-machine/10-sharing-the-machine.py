@@ -85,7 +85,8 @@ ax = plots.curve(
 # into chunks, one for each step.
 #
 # Llama-3.1-8B on an H100: a step reads 15.0 GB of weights at 3.35 TB/s, and 131,072 bytes of cache for each
-# token of each session. A token costs 15.0 GFLOP (leave the attention's out), and real kernels reach 495 TFLOP/s.
+# token of each session. A token costs 15.0 GFLOP (leave the attention's out). Say that the kernels reach 495 TFLOP/s,
+# half of the data sheet's.
 # 16 chats of 4,000 tokens each are running. A prompt of 16,384 tokens comes in.
 #
 # Let a step take the time of its bytes (weights and the chats' caches) *plus* that of its chunk's arithmetic.
@@ -427,7 +428,7 @@ class YourScheduler(Scheduler):
 # - **Preemption by recomputation.** Answers grow, and one day a step needs a block and none is free. Then the
 #   request that *started last* gives up its blocks, goes to the front of the queue, and later reads its prompt *and
 #   its answer so far* again, as if both were a prompt. The oldest is never thrown out, so somebody always finishes.
-# - A block for each running request is kept back when `admit` is asked, or newcomers would be thrown out at once.
+# - A block for each running request is kept back when `admit` is asked, or newcomers might be thrown out at once.
 #
 # ## Measure
 #
@@ -460,7 +461,7 @@ for job in serve(few, 24)[0]:
 print(f"{same} of {len(few)} requests: the same 8 tokens as alone")
 
 # %% [markdown]
-# (Sums are rounded in another order in a batch, so on a near tie a token may differ.)
+# (Sums are added up in another order in a batch, so on a near tie a token may differ.)
 #
 # **Inter-token latency under load.** Requests come at random times (a *Poisson* process), once with prompts in one
 # piece, then under two budgets. *Goodput* counts only requests that were served within a limit: here, whose TPOT is
@@ -635,7 +636,7 @@ for size, floor in zip(sizes, cost_floor, strict=True):
     )
 
 # %% [markdown]
-# The printed bytes say which weighs more here, the cache read again or the weights. The weights' share grows in
+# The printed bytes say which weighs more here, the cache read again or the weights. Those of the weights grow in
 # proportion to the prompt, your 10.7 with its square. (Above the floors lies at least a chunk's copying of the blocks
 # before it; perhaps also products that are less efficient the fewer rows they have.)
 #
@@ -811,10 +812,10 @@ for label, size in (
 # *Published:* PagedAttention's authors found 60 to 80 % wasted in the systems before it, and under 4 % with pages
 # (vLLM, June 2023). Your 10.2 gives both, from four lengths.
 #
-# **Inconvenient results.** Chunks do not make anything cheaper. Whoever sends the long prompt waits longer for its
-# first token, since the weights and the cache are read again; vLLM's own developers say the same (issue 3130), and
-# that chunking does *not* raise the throughput of an offline batch (issue 7604): take the largest budget that your
-# inter-token latency allows. How large is the cost? *Published* (a vLLM fork's issue 411, packed weights): chunks of
+# **Inconvenient results.** By themselves, chunks do not make anything cheaper. Whoever sends the long prompt waits
+# longer for its first token, since the weights and the cache are read again; vLLM's own developers expect the same
+# (issue 3130), and say that chunking does *not* raise the throughput of an offline batch (issue 7604): take the largest
+# budget that your inter-token latency allows. How large is the cost? *Published* (a vLLM fork's issue 411, packed weights): chunks of
 # 6,144 instead of 2,048 read a prompt faster by
 
 # %%
@@ -826,10 +827,12 @@ for row in data.measurement("chunk-size-vllm")["data"]:
     )
 
 # %% [markdown]
-# Longer prompts gain more, as the square in your 10.7 has it.
+# Longer prompts gain more, which the square in your 10.7 would do. But it is not all cache: in that fork each chunk also
+# unpacks the weights anew, and the products with them alone gained 13 to 15 %.
 #
 # *Published:* **Sarathi**, whose idea this is, puts the answers into the same pass as the chunk: their weights are
-# then read anyway. Decoding became up to 10 times as fast on an A6000 (LLaMA-13B), requests as a whole 1.33 times.
+# then read anyway. On an A6000 (LLaMA-13B) decode throughput rose up to 10 times, that of whole requests up to 1.33
+# times.
 # Its successor serves 2.6 times as many requests as vLLM of its day on one A100 (Mistral-7B), with the same limit on
 # the tail. The claim *chunked prefill makes serving faster* is therefore **half true**: it makes room under a latency
 # limit, and costs arithmetic nothing and bytes something.
@@ -839,7 +842,7 @@ for row in data.measurement("chunk-size-vllm")["data"]:
 # %%
 a100 = data.device("A100-80GB SXM")["bandwidth_GBps"] * 1e9
 for row in data.measurement("flash-decoding")["data"]:
-    if row["batch"] == 1 or row["seqlen"] == 256:
+    if row["batch"] in (1, 8, 256):
         kv = row["batch"] * row["seqlen"] * 2 * 2 * 128 * 2  # K and V, 2 heads, float16
         print(
             f"batch {row['batch']:>3}, context {row['seqlen']:>7,}: by bytes "
@@ -848,12 +851,14 @@ for row in data.measurement("flash-decoding")["data"]:
         )
 
 # %% [markdown]
-# Not split, the same bytes take longer the fewer sessions there are; split, they do not. At batch 1 the gap is what
-# idle cores cost. (Which A100 it was is not said; the line of bytes takes the faster one.)
+# Not split, the same bytes take longer with few sessions; split, they do not. From batch 256 to batch 1 the kernel that
+# does not split takes 5.9 times as long for the same bytes: that is the price of idle cores. (At batch 256 none is idle, and
+# it still takes 6.2 times as long as the other: something else is slow there, perhaps that the 8 query heads of a group
+# each read their keys and values for themselves. Which A100 it was is not said; the line of bytes takes the faster one.)
 #
 # **Which machine ends the story?** Two numbers of a data sheet say how a machine shares. *FLOP/byte*: how many
 # operations it must do with each byte to be busy. *Bytes a second for each byte of memory*: how often it could read
-# all it holds. A step can never take longer than one such read, if everything is in that memory.
+# all it holds. By its bytes, a step takes one such read at most, if everything is in that memory.
 #
 # The folded cell draws up the table.
 
@@ -894,8 +899,8 @@ columns = [
 estimates.Table(columns, table_rows)
 
 # %% [markdown]
-# Six generations of GPUs lie between 12.5 and 42 full reads a second: memory has grown as fast as its bandwidth. Fill
-# one to the brim, and a step takes 24 to 80 ms, in every generation: the range of the bug report. The two SRAM
+# Six generations of GPUs lie between 12.5 and 42 full reads a second: memory has grown about as fast as its bandwidth.
+# Fill one to the brim, and reading it takes 24 to 80 ms, in every generation: the times of the bug report. The two SRAM
 # machines stand elsewhere: what fits is read in microseconds, so bytes stop being the question. But *what fits* is
 # 0.23 GB or 44 GB. One chat of 128k tokens beside the weights of an 8B model needs 140 of the first kind, or one of
 # the second, and then there is no second chat: for long contexts in a large batch they run out of places, and GPUs of
