@@ -13,6 +13,7 @@ import inspect
 import io
 import linecache
 import math
+import random
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ from helpers.slips import diagnose
 
 __all__ = [
     "CheckFailed", "NotAnswered", "Wrong", "call", "choice", "close", "entries", "exercise", "grade", "hint", "number",
-    "part", "require", "share", "solution",
+    "part", "require", "seed", "share", "solution",
 ]  # fmt: skip
 
 # An endless loop in a learner's code is stopped: one call of theirs, and a check as a whole, which may call it often.
@@ -38,6 +39,7 @@ __all__ = [
 CALL_SECONDS, CHECK_SECONDS = 10.0, 60.0
 PATIENCE = 10
 
+trial_seeds: random.Random | None = None  # a grader's, which a learner cannot search for
 _EXERCISES: dict[str, Callable] = {}
 _parts: list["CheckFailed | None"] = []  # of the running check: what is wrong with each part
 _shown: list[str] = []  # what the running check wants printed beside its tick
@@ -208,6 +210,11 @@ def _limit(seconds: float):
         signal.signal(signal.SIGALRM, before)
         if outer:
             signal.setitimer(signal.ITIMER_REAL, max(0.01, outer - (time.monotonic() - started)), interval)
+
+
+def seed(usual: int) -> int:
+    """The first seed of a trial: `usual` for a learner, so that a message can be met again; a grader draws its own."""
+    return usual if trial_seeds is None else trial_seeds.randrange(2**31)
 
 
 def require(condition, message: str) -> None:

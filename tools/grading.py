@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import shutil
 import warnings
 from collections.abc import Iterable
@@ -99,11 +100,19 @@ class Grader:
         self.settings.Outside.sandboxed = sandboxed
         self.settings.Outside.hidden = [str(path.resolve()) for path in (self.folder, *hidden)]
         self.settings.Outside.lock = self.lock.lock_file
+        self.settings.Outside.trial_secret = self._secret()
         self.api = NbGraderAPI(config=self.settings)
         config = (nbgrader_config_file(units[0].root) if units else ROOT / "nbgrader_config.py").read_text("utf-8")
         write_whole(self.folder / "nbgrader_config.py", config.encode())  # for formgrader, opened in this folder
         for unit in units:
             self._add(unit)
+
+    def _secret(self) -> str:
+        """Where the seeds of trials come from: drawn once for a class, so that grading again gives the same."""
+        path = self.folder / "trial-secret"
+        if not path.exists():
+            write_whole(path, secrets.token_hex().encode())
+        return path.read_text()
 
     def _add(self, unit: Unit) -> None:
         """Have nbgrader read the unit's solution, unless it has (an earlier run's folder is used again)."""

@@ -7,11 +7,14 @@ import ast
 import contextlib
 import io
 import math
+import random
 import re
+import secrets
 from collections.abc import Iterable
 
 from nbformat.v4 import new_output
 
+from helpers import check
 from helpers.check import CheckFailed, NotAnswered
 from helpers.friendly import Friendly
 from tools.asking import HERE, Conversation, NoAnswer
@@ -24,7 +27,9 @@ HIDDEN_FAILED = "passes what is shown, but not a hidden test of the same exercis
 class Judge:
     """The names that the test cells of one notebook see: those of its set-up cells, and the learner's answers."""
 
-    def __init__(self):
+    def __init__(self, secret: str = ""):
+        """`secret` is what the seeds of trials come from; the same one draws the same trials."""
+        self.secret = secret or secrets.token_hex()
         self.names = {"__name__": HERE, "device": "cpu", "budget": "quick"}
 
     def set_up(self, source: str) -> None:
@@ -38,6 +43,7 @@ class Judge:
         Raises `NoAnswer` when the kernel cannot be asked any more; every answer that is merely wrong is an output.
         """
         said = io.StringIO()
+        check.trial_seeds = random.Random(f"{self.secret} {name}")
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
                 missing = []
@@ -54,6 +60,8 @@ class Judge:
             return [failure("NameError", _undefined(error, missing))]
         except (Exception, SystemExit) as error:
             return [failure(*_told(error, _is_hidden(error, name, source)))]
+        finally:
+            check.trial_seeds = None
         outputs = [new_output("stream", name="stdout", text=said.getvalue()[:10_000])] if said.getvalue() else []
         if score is None:
             return outputs

@@ -51,13 +51,14 @@ class Outside(Execute):
     most_processes = Integer(64, help="of the kernel and all that it starts").tag(config=True)
     most_files_mb = Integer(100, help="that the kernel writes into the folder of its sockets").tag(config=True)
     most_output_mb = Integer(20, help="of text and pictures that the cells write").tag(config=True)
+    trial_secret = Unicode("", help="where the seeds of trials come from; drawn anew when empty").tag(config=True)
     question_seconds = Integer(60, help="for one exercise's questions").tag(config=True)
 
     def preprocess(self, nb, resources, km=None):
         NotebookClient.__init__(self, nb, km)
         self.resources = resources
         self._read_source(resources["nbgrader"])
-        self.judge, self.asked_for = Judge(), []
+        self.judge, self.asked_for = Judge(self.trial_secret), []
         self.end = time.monotonic() + self.most_seconds
         self.written = 0
         with self._unlocked(), sandbox.fresh_folder() as self.folder, self.setup_kernel(**sandbox.STREAMS):

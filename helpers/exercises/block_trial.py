@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from helpers import check
 from helpers.serving.blocks import BlockManager, OutOfBlocks, Session
 
 
@@ -155,6 +156,7 @@ def convict(make: Callable[[], BlockManager], trials: int = 30, steps: int = 60)
     Raises:
         Slip: as soon as a promise is broken.
     """
-    for seed in range(trials):
-        Trial(make(), seed).run(steps)
+    first = check.seed(0)
+    for trial in range(trials):
+        Trial(make(), first + trial).run(steps)
     return trials * steps

@@ -10,7 +10,7 @@ from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import Geometry, get
 from helpers.quality import sink_curve
 
-SINKS, WINDOW, CONTEXT = 4, 2_048, 32_768
+SINKS = 4
 CACHES, TOKENS = ((2, 3), (4, 6), (0, 5), (4, 4)), 40
 SMALL = Geometry(
     "small", layers=2, hidden=48, q_heads=6, kv_heads=2, head_dim=8, intermediate=48, vocab=61, rope_theta=1e4
@@ -18,35 +18,36 @@ SMALL = Geometry(
 
 
 @exercise("04.1")
-def check_ceiling_gb(ceiling_gb):
+def check_ceiling_gb(ceiling_gb, *, window=2_048, context=32_768):
     names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
     entries("ceiling_gb", ceiling_gb, names)
-    rows = SINKS + WINDOW
+    rows = SINKS + window
     for name in names:
         g = get(name)
         expect = kv_bytes(g, tokens=rows) / 1e9
         slips = {
-            "That is the full cache at 32,768 tokens. A ceiling does not depend on the context.": _gb(g, CONTEXT),
+            f"That is the full cache at {context:,} tokens. A ceiling does not depend on the context.": _gb(g, context),
             "You forgot V: a row is a key and a value.": expect / 2,
             "You counted one layer; every layer keeps its own sinks and window.": expect / g.layers,
             "You counted the 4 sinks alone; the window is kept beside them.": _gb(g, SINKS),
-            "You multiplied sinks and window; the rows are their sum.": _gb(g, SINKS * WINDOW),
             "You counted float32; the cache is in bfloat16, 2 bytes an element.": 2 * expect,
             "You counted GiB; 1 GB is 1e9 bytes.": expect * 1e9 / 2**30,
         }
         if g.group_size > 1:
             slips["You counted query heads; only the KV heads are kept."] = expect * g.group_size
+        if g.group_size != SINKS:
+            slips["You multiplied sinks and window; the rows are their sum."] = _gb(g, SINKS * window)
         number(ceiling_gb[name], expect, unit="GB", rel=0.01, slips=slips, name=name)
 
 
 @exercise("04.2")
-def check_times_faster(times_faster):
+def check_times_faster(times_faster, *, window=2_048, context=32_768):
     names = ["Llama-2-7b-hf", "Llama-3.1-8B"]
     entries("times_faster", times_faster, names)
     for name in names:
         g = get(name)
         weights = weight_bytes(g, torch.bfloat16)
-        full, capped = kv_bytes(g, tokens=CONTEXT), kv_bytes(g, tokens=SINKS + WINDOW)
+        full, capped = kv_bytes(g, tokens=context), kv_bytes(g, tokens=SINKS + window)
         expect = (weights + full) / (weights + capped)
         slips = {
             "That is the ratio of the two caches. A step reads the weights too, before and after.": full / capped,
@@ -66,11 +67,10 @@ def check_times_faster(times_faster):
 
 
 @exercise("04.3")
-def check_still_growing(still_growing):
-    names = ["gpt-oss-20b", "Gemma-3-4b-it"]
-    keys = [f"{name}, {what}" for name in names for what in ("layers", "bytes per token")]
-    entries("still_growing", still_growing, [*keys, "gpt-oss-20b, rows for its sinks"])
-    for name in names:
+def check_still_growing(still_growing, *, wide="gpt-oss-20b", small="Gemma-3-4b-it"):
+    keys = [f"{name}, {what}" for name in (wide, small) for what in ("layers", "bytes per token")]
+    entries("still_growing", still_growing, [*keys, f"{wide}, rows for its sinks"])
+    for name in (wide, small):
         g = get(name)
         layers = g.layers - g.sliding_layers
         slips = {
@@ -81,7 +81,7 @@ def check_still_growing(still_growing):
         if g.sliding_layers == layers:  # half and half: the first slip gives the right number
             slips["Every second layer has a window and stops growing."] = 0
         number(still_growing[f"{name}, layers"], layers, unit="layers", rel=0, slips=slips, name=f"{name}, layers")
-        grown = kv_bytes(g, tokens=CONTEXT + 1, windowed=True) - kv_bytes(g, tokens=CONTEXT, windowed=True)
+        grown = kv_bytes(g, tokens=32_769, windowed=True) - kv_bytes(g, tokens=32_768, windowed=True)
         everything = kv_bytes(g, tokens=1)
         slips = {
             "That counts all layers; beyond the window only those without one add a row.": everything,
@@ -100,21 +100,25 @@ def check_still_growing(still_growing):
             slips=slips,
             name=f"{name}, bytes per token",
         )
+    g = get(wide)
     number(
-        still_growing["gpt-oss-20b, rows for its sinks"],
+        still_growing[f"{wide}, rows for its sinks"],
         0,
         unit="rows",
         slips={
             "Four is StreamingLLM's habit. A learned sink is a number in the softmax: no token, no row.": [1, 4],
-            "There is one learned logit a query head, and none of them has a key or a value: no row.": [64, 8],
+            "There is one learned logit a query head, and none of them has a key or a value: no row.": [
+                g.q_heads,
+                g.kv_heads,
+            ],
             "There is one learned logit a head and layer, and none of them has a key or a value: no row.": [
-                24,
-                12,
-                64 * 24,
-                8 * 24,
+                g.layers,
+                g.layers - g.sliding_layers,
+                g.q_heads * g.layers,
+                g.kv_heads * g.layers,
             ],
         },
-        name="gpt-oss-20b, rows for its sinks",
+        name=f"{wide}, rows for its sinks",
     )
 
 

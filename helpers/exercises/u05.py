@@ -15,26 +15,36 @@ from helpers.serving.blocks import BlockManager
 
 
 @exercise("05.1")
-def hit_tokens_of_six_prompts(hits):
+def hit_tokens_of_six_prompts(hits, *, system=40, question=30, answer=50):
+    prompt, history = system + question, system + question + answer
+
+    def full(tokens: int) -> int:
+        return tokens // 16 * 16
+
     whole = "Blocks come whole: a block that is only partly the same has another name."
     cases = {
         "same system prompt, other question": (
-            32,
+            full(system),
             {
-                whole: [40, 41],
-                "The question differs, and with it every block that holds a part of it.": [64, 70],
-                "Rounded up: the third block holds 8 tokens of the question.": 48,
-                "That is blocks; tokens are asked for.": 2,
+                whole: [system, system + 1],
+                "The question differs, and with it every block that holds a part of it.": [full(prompt), prompt],
+                f"Rounded up: the last of these blocks holds {full(system) + 16 - system} tokens of the question.": (
+                    full(system) + 16
+                ),
+                "That is blocks; tokens are asked for.": system // 16,
             },
         ),
         "next turn": (
-            112,
+            full(history),
             {
-                "Blocks come whole: round down to a multiple of 16.": [120, 119],
-                "The answer went through the cache as well; here its blocks are kept.": [64, 70],
-                "Rounded up: the eighth block of the history is not full.": 128,
-                "That is blocks; tokens are asked for.": 7,
-                "Only what was there before can be found; the new question has to be computed.": [144, 145],
+                "Blocks come whole: round down to a multiple of 16.": [history, history - 1],
+                "The answer went through the cache as well; here its blocks are kept.": [full(prompt), prompt],
+                "Rounded up: the last block of the history is not full.": full(history) + 16,
+                "That is blocks; tokens are asked for.": history // 16,
+                "Only what was there before can be found; the new question has to be computed.": [
+                    full(history + 25),
+                    history + 25,
+                ],
             },
         ),
         "64 tokens, sent twice": (
@@ -50,17 +60,17 @@ def hit_tokens_of_six_prompts(hits):
             0,
             {
                 "Five tokens in front move every later one: no block holds the same tokens, and each name contains "
-                "the name before.": [32, 48, 64, 70],
+                "the name before.": [full(system), full(system) + 16, full(prompt), prompt],
             },
         ),
         "15 tokens, sent twice": (0, {"15 tokens fill no block of 16, so there is nothing to find.": [14, 15, 16]}),
         "next turn, prompts kept only": (
-            64,
+            full(prompt),
             {
-                "Blocks come whole: 70 tokens of prompt are four full blocks.": [70, 69],
-                "Rounded up: the fifth block of the prompt is not full.": 80,
-                "This engine did not keep the answer's blocks.": [112, 120],
-                "That is blocks; tokens are asked for.": 4,
+                f"Blocks come whole: {prompt} tokens of prompt are {prompt // 16} full blocks.": [prompt, prompt - 1],
+                "Rounded up: the last block of the prompt is not full.": full(prompt) + 16,
+                "This engine did not keep the answer's blocks.": [full(history), history],
+                "That is blocks; tokens are asked for.": prompt // 16,
             },
         ),
     }
@@ -70,8 +80,8 @@ def hit_tokens_of_six_prompts(hits):
 
 
 @exercise("05.2")
-def memory_of_fifty_sessions(memory_gb):
-    g, sessions, prompt, own = get("Llama-3.1-8B"), 50, 2_000, 512
+def memory_of_many_sessions(memory_gb, *, sessions=50, shared=2_000, own=512):
+    g, prompt = get("Llama-3.1-8B"), shared
 
     def gb(tokens: int) -> float:
         return kv_bytes(g, tokens=tokens, dtype=torch.bfloat16) / 1e9
@@ -83,7 +93,7 @@ def memory_of_fifty_sessions(memory_gb):
             alone,
             {
                 gib: alone * 1e9 / 2**30,
-                "That is one session; there are 50.": gb(prompt + own),
+                f"That is one session; there are {sessions}.": gb(prompt + own),
                 "You left the system prompt out.": gb(sessions * own),
                 "You left the sessions' own tokens out.": gb(sessions * prompt),
             },
@@ -126,25 +136,26 @@ def fewer_bytes_with_a_shared_prefix(times_fewer):
 
 
 @exercise("05.4")
-def money(money):
-    turns, system, question, answer = 10, 10_000, 200, 300
-    asked = [system + question + i * (question + answer) for i in range(turns)]
-    out = turns * answer * 15 / 1e6
-    written, read = asked[-1], sum(asked[:-1])
+def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=300):
+    turns, step = 10, asked + said
+    paid, write, hit, output = prices  # dollars per million tokens
+    prompts = [head + asked + i * step for i in range(turns)]
+    out = turns * said * output / 1e6
+    written, read = prompts[-1], sum(prompts[:-1])
     plain, cached, stamped = (
-        sum(asked) * 3 / 1e6 + out,
-        (written * 3.75 + read * 0.30) / 1e6 + out,
-        sum(asked) * 3.75 / 1e6 + out,
+        sum(prompts) * paid / 1e6 + out,
+        (written * write + read * hit) / 1e6 + out,
+        sum(prompts) * write / 1e6 + out,
     )
-    no_output = "You left the output out: 3,000 tokens at 15 dollars a million."
+    no_output = f"You left the output out: {turns * said:,} tokens at {output:g} dollars a million."
     cases = {
         "no caching": (
             plain,
             {
                 no_output: plain - out,
-                "Every turn sends the whole history again: the prompt grows by 500 tokens a turn.": [
-                    turns * asked[0] * 3 / 1e6 + out,
-                    written * 3 / 1e6 + out,
+                f"Every turn sends the whole history again: the prompt grows by {step} tokens a turn.": [
+                    turns * prompts[0] * paid / 1e6 + out,
+                    written * paid / 1e6 + out,
                 ],
             },
         ),
@@ -152,15 +163,15 @@ def money(money):
             cached,
             {
                 no_output: cached - out,
-                "What is written costs 3.75, not 3.00.": (written * 3 + read * 0.30) / 1e6 + out,
-                "You left the reads out: each turn pays 0.30 for what it finds.": written * 3.75 / 1e6 + out,
-                "You left the writes out: each turn writes what is new in its prompt.": read * 0.3 / 1e6 + out,
-                "Every turn writes what is new in it, 500 tokens, not only the first one.": [
-                    (asked[0] * 3.75 + read * 0.30) / 1e6 + out,
-                    (asked[0] * 3.75 + read * 0.30 + (turns - 1) * 500 * 3) / 1e6 + out,
+                f"What is written costs {write:.2f}, not {paid:.2f}.": (written * paid + read * hit) / 1e6 + out,
+                f"You left the reads out: each turn pays {hit:.2f} for what it finds.": written * write / 1e6 + out,
+                "You left the writes out: each turn writes what is new in its prompt.": read * hit / 1e6 + out,
+                f"Every turn writes what is new in it, {step} tokens, not only the first one.": [
+                    (prompts[0] * write + read * hit) / 1e6 + out,
+                    (prompts[0] * write + read * hit + (turns - 1) * step * paid) / 1e6 + out,
                 ],
                 "Found tokens are the whole prompt of the turn before, not the system prompt alone.": (
-                    asked[0] * 3.75 + (turns - 1) * (system * 0.30 + 500 * 3.75)
+                    prompts[0] * write + (turns - 1) * (head * hit + step * write)
                 )
                 / 1e6
                 + out,
@@ -169,7 +180,7 @@ def money(money):
         "cached, time in front": (
             stamped,
             {
-                "Nothing is found, and everything is still written, at 3.75.": [plain, cached],
+                f"Nothing is found, and everything is still written, at {write:.2f}.": [plain, cached],
                 no_output: stamped - out,
             },
         ),

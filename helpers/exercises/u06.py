@@ -17,8 +17,8 @@ L4 = {"weights": 8.0445e9, "bf16": 147_456}  # Qwen3-4B: bytes a step reads, byt
 
 
 @exercise("06.1")
-def quantized_bytes(counts):
-    g = get("Llama-3.1-8B")
+def quantized_bytes(counts, *, model="Llama-3.1-8B"):
+    g = get(model)
     vectors = 2 * g.layers * g.kv_heads  # one key and one value of head_dim numbers each
     schemes = {
         "fp8, no scales": (g.head_dim, 0),
@@ -31,9 +31,8 @@ def quantized_bytes(counts):
         expect = vectors * (levels + extra)
         slips = {
             FORGOT_V: expect / 2,
-            "You counted 4 bits as a byte: two levels share one.": vectors * (g.head_dim + extra),
-            "That is one layer: a token leaves keys and values in all 32.": expect / g.layers,
-            "You counted 32 query heads; only the 8 KV heads are kept.": expect * g.group_size,
+            f"That is one layer: a token leaves keys and values in all {g.layers}.": expect / g.layers,
+            f"You counted {g.q_heads} query heads; only the {g.kv_heads} KV heads are kept.": expect * g.group_size,
             "That is bits: divide by 8.": expect * 8,
             "That is the bf16 cache.": kv_bytes(g, 1),
         }
@@ -41,6 +40,7 @@ def quantized_bytes(counts):
             slips["You left out the scales: they are stored and read too."] = vectors * levels
             slips["You counted one scale for both; the key has one and the value has one."] = vectors * (levels + 1)
         elif extra:
+            slips["You counted 4 bits as a byte: two levels share one."] = vectors * (g.head_dim + extra)
             slips["You left out the scales and zeros: they are stored and read too."] = vectors * levels
             slips["You counted one scale for the whole vector; each group has its own."] = vectors * (levels + 4)
             slips["You counted the scale and forgot the zero."] = vectors * (levels + extra // 2)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from numbers import Integral
 
+from helpers import data
 from helpers.check import Wrong, call, entries, exercise, number, require
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import get
 from helpers.serving.sessions import Usage, shrink
 
-WEIGHTS, BANDWIDTH, SESSIONS = 15.01e9, 3.35e12, 8
+WEIGHTS, SESSIONS = 15.01e9, 8
 
 
 def _token_bytes() -> int:
@@ -18,7 +19,8 @@ def _token_bytes() -> int:
 
 
 @exercise("07.1")
-def tpot_of_each_policy(tpot_ms):
+def tpot_of_each_policy(tpot_ms, *, gpu="H100 SXM"):
+    bandwidth = 1e9 * data.device(gpu)["bandwidth_GBps"]
     lengths = {
         "nothing done, at 30,000": 30_000,
         "truncated at 8,000": 8_000,
@@ -28,31 +30,32 @@ def tpot_of_each_policy(tpot_ms):
     entries("tpot_ms", tpot_ms, lengths)
     for name, tokens in lengths.items():
         cache = SESSIONS * tokens * _token_bytes()
-        expect = 1e3 * (WEIGHTS + cache) / BANDWIDTH
+        expect = 1e3 * (WEIGHTS + cache) / bandwidth
         slips = {
-            "You left the weights out: every step reads them once.": 1e3 * cache / BANDWIDTH,
-            "You left the cache out.": 1e3 * WEIGHTS / BANDWIDTH,
-            "That is one session; a step reads the caches of 8.": 1e3 * (WEIGHTS + cache / SESSIONS) / BANDWIDTH,
-            "The weights are read once for all 8 sessions.": 1e3 * (SESSIONS * WEIGHTS + cache) / BANDWIDTH,
+            "You left the weights out: every step reads them once.": 1e3 * cache / bandwidth,
+            "You left the cache out.": 1e3 * WEIGHTS / bandwidth,
+            "That is one session; a step reads the caches of 8.": 1e3 * (WEIGHTS + cache / SESSIONS) / bandwidth,
+            "The weights are read once for all 8 sessions.": 1e3 * (SESSIONS * WEIGHTS + cache) / bandwidth,
         }
         other = {3_000: 8_000, 8_000: 3_000}.get(tokens)
         if other:
             moment = "just after a compaction, a session has 3,000" if tokens == 3_000 else "here a session has 8,000"
-            slips[f"The other mark: {moment} tokens."] = 1e3 * (WEIGHTS + SESSIONS * other * _token_bytes()) / BANDWIDTH
+            slips[f"The other mark: {moment} tokens."] = 1e3 * (WEIGHTS + SESSIONS * other * _token_bytes()) / bandwidth
         number(tpot_ms[name], expect, unit="ms", rel=0.01, slips=slips, name=name)
 
 
 @exercise("07.2")
-def safe_window(window):
-    room, token = 10e-3 * BANDWIDTH - WEIGHTS, _token_bytes()
+def safe_window(window, *, gpu="H100 SXM", limit_ms=10):
+    readable, token = limit_ms * 1e6 * data.device(gpu)["bandwidth_GBps"], _token_bytes()
+    room = readable - WEIGHTS
     names = ["longest, 8 sessions", "longest, 24 sessions", "shortest", "most sessions"]
     entries("window", window, names)
     for name, sessions in zip(names, (8, 24), strict=False):
         expect = room / (sessions * token)
         slips = {
-            "You forgot the weights: they are read in the same 10 ms.": 10e-3 * BANDWIDTH / (sessions * token),
+            f"You forgot the weights: they are read in the same {limit_ms:g} ms.": readable / (sessions * token),
             f"That is for one session; {sessions} share what is left.": room / token,
-            "The weights are read once a step, not once a session.": (10e-3 * BANDWIDTH - sessions * WEIGHTS)
+            "The weights are read once a step, not once a session.": (readable - sessions * WEIGHTS)
             / (sessions * token),
         }
         number(window[name], expect, unit="tokens", rel=0.01, slips=slips, name=name)
@@ -66,9 +69,9 @@ def safe_window(window):
     exact = room / (6_000 * token)
     slips = {
         "Sessions come whole: round down, or TPOT is above its limit.": [exact, int(exact) + 1],
-        "You forgot the weights: they are read in the same 10 ms.": [
-            10e-3 * BANDWIDTH / (6_000 * token),
-            10e-3 * BANDWIDTH // (6_000 * token),
+        f"You forgot the weights: they are read in the same {limit_ms:g} ms.": [
+            readable / (6_000 * token),
+            readable // (6_000 * token),
         ],
         "At 24 sessions the longest lies below the shortest: no window is left.": 24,
         "With 4,000 tokens each the quality is below its floor.": room // (4_000 * token),

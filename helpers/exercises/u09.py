@@ -6,13 +6,12 @@ from helpers import data
 from helpers.check import Wrong, call, close, entries, exercise, number, require
 from helpers.serving import speculation
 
-CASES = {"α 0.8, 4 guesses": (0.8, 4), "α 0.3, 4 guesses": (0.3, 4), "α 0.8, 16 guesses": (0.8, 16)}
-
 
 @exercise("09.1")
-def tokens_of_a_step(tokens_a_step):
-    entries("tokens_a_step", tokens_a_step, [*CASES, "α 1, 4 guesses"])
-    for name, (alpha, k) in CASES.items():
+def tokens_of_a_step(tokens_a_step, *, high=0.8, low=0.3):
+    cases = {f"α {alpha:g}, {k} guesses": (alpha, k) for alpha, k in ((high, 4), (low, 4), (high, 16))}
+    entries("tokens_a_step", tokens_a_step, [*cases, "α 1, 4 guesses"])
+    for name, (alpha, k) in cases.items():
         right = speculation.tokens_per_step(alpha, k)
         slips = {
             "The model's own token is missing: a step yields one even when no guess holds.": right - 1,
@@ -36,14 +35,14 @@ def tokens_of_a_step(tokens_a_step):
 
 
 @exercise("09.2")
-def tokens_at_the_ridge(free_tokens):
-    sheet = data.device("H100 SXM")
-    laptop, h100 = 360e9 / 60e9, sheet["dense_bf16_TFLOPs"] * 1e3 / sheet["bandwidth_GBps"]
+def tokens_at_the_ridge(free_tokens, *, laptop=(60, 360), gpu="H100 SXM"):
+    sheet, (reads, multiplies) = data.device(gpu), laptop
+    laptop, chip = multiplies / reads, sheet["dense_bf16_TFLOPs"] * 1e3 / sheet["bandwidth_GBps"]
     cases = {
         "laptop, float32": (laptop, 4, 1),
         "laptop, 4-bit weights": (laptop, 0.5, 1),
         "laptop, float32, 4 sessions": (laptop, 4, 4),
-        "H100, bfloat16": (h100, 2, 1),
+        f"{gpu.split('-')[0].split()[0]}, bfloat16": (chip, 2, 1),
     }
     entries("free_tokens", free_tokens, list(cases))
     for name, (ridge, width, sessions) in cases.items():

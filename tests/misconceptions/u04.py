@@ -1,15 +1,14 @@
 """Known wrong answers of unit 04, and other right ones."""
 
 
-def two(name, llama2, llama3):
-    return f'{name} = {{"Llama-2-7b-hf": {llama2}, "Llama-3.1-8B": {llama3}}}'
+def two(name, llama2=None, llama3=None):
+    old, new = "Llama-2-7b-hf", "Llama-3.1-8B"
+    old_value, new_value = llama2 or f"{name}[{old!r}]", llama3 or f"{name}[{new!r}]"
+    return f"{name} = {{{old!r}: {old_value}, {new!r}: {new_value}}}"
 
 
-def grows(layers=(12, 5), per_token=(24_576, 20_480), rows=0):
-    return f"""still_growing = {{
-        "gpt-oss-20b, layers": {layers[0]}, "gpt-oss-20b, bytes per token": {per_token[0]},
-        "gpt-oss-20b, rows for its sinks": {rows},
-        "Gemma-3-4b-it, layers": {layers[1]}, "Gemma-3-4b-it, bytes per token": {per_token[1]}}}"""
+def grows(model, what, value):
+    return f"still_growing = {{**still_growing, {model} + ', {what}': {value}}}"
 
 
 def function(head, *lines):
@@ -66,32 +65,35 @@ TEXT_PLACES = """place = kept(seen - 1, cache.sinks, cache.window)
 
 WRONG = {
     "04.1": [
-        (two("ceiling_gb", 17.18, 0.269), "full cache"),
-        (two("ceiling_gb", 1.0758 / 2, 0.269), "forgot v"),
-        (two("ceiling_gb", 1.0758, 1.0758), "query heads"),
-        (two("ceiling_gb", 1.002, 0.2505), "gib"),
-        (two("ceiling_gb", 0.0336, 0.0084), "one layer"),
-        (two("ceiling_gb", 2.1517, 0.538), "float32"),
-        (two("ceiling_gb", '"1.08 GB"', 0.269), "has to be one number"),
+        (two("ceiling_gb", "G.old_full"), "full cache"),
+        (two("ceiling_gb", "G.old_capped / 2"), "forgot v"),
+        (two("ceiling_gb", None, "G.old_capped"), "query heads"),
+        (two("ceiling_gb", "G.old_capped * 1e9 / 2**30", "G.new_capped * 1e9 / 2**30"), "gib"),
+        (two("ceiling_gb", "G.old_capped / 32"), "one layer"),
+        (two("ceiling_gb", "2 * G.old_capped"), "float32"),
+        (two("ceiling_gb", '"1.08 GB"'), "has to be one number"),
     ],
     "04.2": [
-        (two("times_faster", 15.97, 15.95), "ratio of the two caches"),
-        (two("times_faster", 2.3, 1.2636), "vanish"),
-        (two("times_faster", 0.4702, 0.791), "upside down"),
-        (two("times_faster", 2.127, 1.998), "query heads"),
-        (two("times_faster", 0.5298, 0.2086), "share of time saved"),
-        (two("times_faster", 1.127, 0.2634), "beyond 1"),
-        (two("times_faster", "float('nan')", 1.26), "nan"),
+        (two("times_faster", "G.context / (G.window + 4)"), "ratio of the two caches"),
+        (two("times_faster", "(13.21 + G.old_full) / 13.21"), "vanish"),
+        (two("times_faster", "1 / times_faster['Llama-2-7b-hf']"), "upside down"),
+        (two("times_faster", None, "(15.01 + 4 * G.new_full) / (15.01 + 4 * G.new_capped)"), "query heads"),
+        (two("times_faster", "1 - 1 / times_faster['Llama-2-7b-hf']"), "share of time saved"),
+        (two("times_faster", "times_faster['Llama-2-7b-hf'] - 1"), "beyond 1"),
+        (two("times_faster", "float('nan')"), "nan"),
     ],
     "04.3": [
-        (grows(layers=(24, 5)), "without a window grow"),
-        (grows(layers=(12, 29)), "stop growing"),
-        (grows(per_token=(49_152, 20_480)), "all layers"),
-        (grows(per_token=(24_576, 10_240)), "forgot v"),
-        (grows(per_token=(24_600, 20_480)), "give 5 digits"),
-        (grows(per_token=(24_576, 118_784)), "no longer grow"),
-        (grows(rows=4), "no row"),
-        (grows(rows=64), "no row"),
+        (grows("G.wide", "layers", "G.w_layers"), "without a window grow"),
+        (grows("G.small", "layers", "G.s_sliding"), "stop growing"),
+        (grows("G.wide", "bytes per token", "G.w_all"), "all layers"),
+        (grows("G.small", "bytes per token", "still_growing[G.small + ', bytes per token'] / 2"), "forgot v"),
+        (grows("G.wide", "bytes per token", "round(still_growing[G.wide + ', bytes per token'], -2)"), "give 5 digits"),
+        (
+            grows("G.small", "bytes per token", "G.s_all - still_growing[G.small + ', bytes per token']"),
+            "no longer grow",
+        ),
+        (grows("G.wide", "rows for its sinks", 4), "no row"),
+        (grows("G.wide", "rows for its sinks", 64), "no row"),
         ("still_growing = {}", "has no entry"),
     ],
     "04.4": [
@@ -240,11 +242,16 @@ WRONG = {
 }
 
 RIGHT = {
-    "04.1": ["import numpy as np\n" + two("ceiling_gb", "np.float64(1.08)", "torch.tensor(0.269)")],
-    "04.2": [two("times_faster", 2.13, 1.26), two("times_faster", 2.1267, 1.2634)],
+    "04.1": [
+        "import numpy as np\n" + two("ceiling_gb", "np.float64(G.old_capped)", "torch.tensor(G.new_capped)"),
+    ],
+    "04.2": [
+        two("times_faster", "round(times_faster['Llama-2-7b-hf'], 2)", "round(times_faster['Llama-3.1-8B'], 2)"),
+        two("times_faster", "(13.21 + G.old_full) / (13.21 + G.old_capped)"),
+    ],
     "04.3": [
-        grows(layers=("torch.tensor(12)", 5.0)),
-        grows(per_token=(24_576.0, "torch.tensor(20_480)")) + "\nstill_growing = dict(reversed(still_growing.items()))",
+        grows("G.wide", "layers", "torch.tensor(G.w_full)"),
+        grows("G.small", "layers", "float(G.s_full)") + "\nstill_growing = dict(reversed(still_growing.items()))",
     ],
     "04.4": [
         kept("return [t for t in range(newest + 1) if t < sinks or t > newest - window]"),

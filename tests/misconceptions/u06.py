@@ -8,8 +8,10 @@ NAMES = [
 ]
 
 
-def counts(*values):
-    return f"quantized_bytes = {dict(zip(NAMES, values, strict=True))}"
+def counts(*per_vector, factor=1):
+    """The four counts from bytes a vector: a key or a value of 128 numbers."""
+    values = [f"{name!r}: {factor} * G.vectors * {size}" for name, size in zip(NAMES, per_vector, strict=True)]
+    return f"quantized_bytes = {{{', '.join(values)}}}"
 
 
 def int8(*lines, result="torch.round(x / scale[..., None]).to(torch.int8), scale"):
@@ -50,14 +52,14 @@ ALL = "2 * g.layers * g.kv_heads * g.head_dim"
 
 WRONG = {
     "06.1": [
-        (counts(32_768, 33_280, 18_432, 20_480), "forgot V"),
-        (counts(65_536, 65_536, 36_864, 40_960), "left out the scales"),
-        (counts(65_536, 66_560, 32_768, 32_768), "left out the scales"),
-        (counts(65_536, 66_560, 36_864 + 32_768, 40_960 + 32_768), "two levels share one"),
-        (counts(2_048, 2_080, 1_152, 1_280), "one layer"),
-        (counts(262_144, 266_240, 147_456, 163_840), "query heads"),
-        (counts(65_536, 66_560, 34_816, 40_960), "forgot the zero"),
-        (counts(65_536, 66_048, 36_864, 40_960), "the key has one and the value has one"),
+        (counts(128, 130, 72, 80, factor=0.5), "forgot V"),
+        (counts(128, 128, 72, 80), "left out the scales"),
+        (counts(128, 130, 64, 64), "left out the scales"),
+        (counts(128, 130, 136, 144), "two levels share one"),
+        (counts(128, 130, 72, 80, factor="1 / G.layers"), "one layer"),
+        (counts(128, 130, 72, 80, factor="G.group"), "query heads"),
+        (counts(128, 130, 68, 80), "forgot the zero"),
+        (counts(128, 129, 72, 80), "the key has one and the value has one"),
         ("quantized_bytes = 65_536", "stay a dict"),
     ],
     "06.2": [
@@ -164,9 +166,8 @@ WRONG = {
 
 RIGHT = {
     "06.1": [
-        counts("np.int64(65_536)", 66_560, 36_864, 40_960).replace("'np.int64(65_536)'", "np.int64(65_536)"),
-        counts(65_536, 66_560, 36_864, 40_960)
-        + "\nquantized_bytes = dict(sorted(quantized_bytes.items(), reverse=True))",
+        counts(128, 130, 72, 80, factor="np.int64(1)"),
+        counts(128, 130, 72, 80) + "\nquantized_bytes = dict(sorted(quantized_bytes.items(), reverse=True))",
     ],
     "06.2": [
         'break_even_tokens = {"H100": torch.tensor(7010.0), "B200": np.float32(3623)}',

@@ -62,24 +62,27 @@ WORDS = "{'i', 'my', 'we', 'our'}"
 
 WRONG = {
     "07.1": [
-        (change("tpot_ms", "nothing done, at 30,000", 9.39), "left the weights out"),
-        (change("tpot_ms", "nothing done, at 30,000", 5.654), "that is one session"),
-        (change("tpot_ms", "truncated at 8,000", 4.481), "left the cache out"),
-        (change("tpot_ms", "truncated at 8,000", 38.35), "read once for all"),
-        (change("tpot_ms", "compacted, just before", 5.42), "the other mark"),
-        (change("tpot_ms", "compacted, just after", 6.985), "the other mark"),
+        (change("tpot_ms", "nothing done, at 30,000", "1e-9 * 8 * 30_000 * 131_072 / G.tb"), "left the weights out"),
+        (
+            change("tpot_ms", "nothing done, at 30,000", "1e-9 * (15.01e9 + 30_000 * 131_072) / G.tb"),
+            "that is one session",
+        ),
+        (change("tpot_ms", "truncated at 8,000", "15.01 / G.tb"), "left the cache out"),
+        (change("tpot_ms", "truncated at 8,000", "1e-9 * 8 * (15.01e9 + 8_000 * 131_072) / G.tb"), "read once for all"),
+        (change("tpot_ms", "compacted, just before", "tpot_ms['compacted, just after']"), "the other mark"),
+        (change("tpot_ms", "compacted, just after", "tpot_ms['compacted, just before']"), "the other mark"),
         ("tpot_ms = {name: ms / 1e3 for name, ms in tpot_ms.items()}", "unit"),
         ('tpot_ms = {"truncated at 8,000": 7.3}', "has no entry"),
     ],
     "07.2": [
-        (change("window", "longest, 8 sessions", 31_948), "forgot the weights"),
-        (change("window", "longest, 8 sessions", 141_067), "for one session"),
-        (change("window", "longest, 24 sessions", 10_649), "forgot the weights"),
+        (change("window", "longest, 8 sessions", "G.all / (8 * 131_072)"), "forgot the weights"),
+        (change("window", "longest, 8 sessions", "G.room / 131_072"), "for one session"),
+        (change("window", "longest, 24 sessions", "G.all / (24 * 131_072)"), "forgot the weights"),
         (change("window", "shortest", 4_000), "below the floor"),
         (change("window", "shortest", 12_000), "keeps 97 %"),
-        (change("window", "most sessions", 23.51), "round down"),
+        (change("window", "most sessions", "G.room / (6_000 * 131_072)"), "round down"),
         (change("window", "most sessions", 24), "no window is left"),
-        (change("window", "most sessions", 42), "forgot the weights"),
+        (change("window", "most sessions", "G.all // (6_000 * 131_072)"), "forgot the weights"),
     ],
     "07.3": [
         (change("found", "nothing done", 13_200), "the question is new"),
@@ -187,7 +190,7 @@ RIGHT = {
         "import numpy\ntpot_ms = {name: numpy.float64(ms) for name, ms in tpot_ms.items()}",
     ],
     "07.2": [
-        "window = {'longest, 8 sessions': 17_600, 'longest, 24 sessions': 5_880, 'shortest': 6e3, 'most sessions': 23}"
+        "window = {**window, 'longest, 8 sessions': round(G.room / (8 * 131_072), -2), 'shortest': 6e3}",
     ],
     "07.3": ["found = {name: float(tokens) for name, tokens in found.items()}"],
     "07.4": [

@@ -10,11 +10,11 @@ def function(head, *lines):
 
 
 def tokens(key, value):
-    return change("tokens_a_step", key, value)
+    return f"tokens_a_step = {{**tokens_a_step, {key}: {value}}}"
 
 
 def free(key, value):
-    return change("free_tokens", key, value)
+    return f"free_tokens = {{**free_tokens, {key}: {value}}}"
 
 
 def even(key, value):
@@ -60,28 +60,28 @@ def rule(kept="min(1, p[token] / q[token])", missing="max(0, a - b)", other="[x 
 
 WRONG = {
     "09.1": [
-        (tokens("α 0.8, 4 guesses", 2.3616), "own token is missing"),
-        (tokens("α 0.8, 4 guesses", 4.2), "every guess count for itself"),
-        (tokens("α 0.3, 4 guesses", 0.4251), "own token is missing"),
-        (tokens("α 0.3, 4 guesses", 2.2), "every guess count for itself"),
-        (tokens("α 0.8, 4 guesses", 2.952), "left the last guess out"),
-        (tokens("α 0.8, 16 guesses", 5), "endless guesses"),
-        (tokens("α 0.8, 16 guesses", 4.859), "left the last guess out"),
-        (tokens("α 0.8, 4 guesses", 0.4096), "probability that all guesses hold"),
-        (tokens("α 1, 4 guesses", 4), "own token"),
+        (tokens("G.four", "tokens_a_step[G.four] - 1"), "own token is missing"),
+        (tokens("G.four", "1 + 4 * G.high"), "every guess count for itself"),
+        (tokens("G.few", "tokens_a_step[G.few] - 1"), "own token is missing"),
+        (tokens("G.few", "1 + 4 * G.low"), "every guess count for itself"),
+        (tokens("G.four", "sum(G.high**i for i in range(4))"), "left the last guess out"),
+        (tokens("G.many", "1 / (1 - G.high)"), "endless guesses"),
+        (tokens("G.many", "sum(G.high**i for i in range(16))"), "left the last guess out"),
+        (tokens("G.four", "G.high**4"), "probability that all guesses hold"),
+        (tokens('"α 1, 4 guesses"', 4), "own token"),
         ('tokens_a_step = {"α 1, 4 guesses": 5}', "has no entry"),
     ],
     "09.2": [
-        (free("laptop, float32", 6), "that is the ridge"),
-        (free("laptop, float32", 24), "takes 2 flops"),
-        (free("laptop, 4-bit weights", 12), "half a byte"),
-        (free("laptop, 4-bit weights", 3), "takes 2 flops"),
-        (free("laptop, float32, 4 sessions", 12), "share the step"),
-        (free("laptop, float32, 4 sessions", 48), "less room"),
-        (free("laptop, float32, 4 sessions", 24), "and the sessions share"),
-        (free("H100, bfloat16", 590.7), "2 flops"),
-        (free("H100, bfloat16", 147.7), "divided by the bytes"),
-        (free("H100, bfloat16", 0.00339), "upside down"),
+        (free('"laptop, float32"', "G.ridge"), "that is the ridge"),
+        (free('"laptop, float32"', "4 * G.ridge"), "takes 2 flops"),
+        (free('"laptop, 4-bit weights"', "2 * G.ridge"), "half a byte"),
+        (free('"laptop, 4-bit weights"', "G.ridge / 2"), "takes 2 flops"),
+        (free('"laptop, float32, 4 sessions"', "2 * G.ridge"), "share the step"),
+        (free('"laptop, float32, 4 sessions"', "8 * G.ridge"), "less room"),
+        (free('"laptop, float32, 4 sessions"', "4 * G.ridge"), "and the sessions share"),
+        (free("G.sheet", "2e3 * G.rate / G.bandwidth"), "2 flops"),
+        (free("G.sheet", "1e3 * G.rate / G.bandwidth / 2"), "divided by the bytes"),
+        (free("G.sheet", "G.bandwidth / G.rate / 1e3"), "upside down"),
     ],
     "09.3": [
         (even("1 guess, a step × 1.25", 0.8), "upside down"),
@@ -152,12 +152,12 @@ WRONG = {
 RIGHT = {
     "09.1": [
         "tokens_a_step = {key: round(value, 2) for key, value in tokens_a_step.items()}",
-        'tokens_a_step = {**tokens_a_step, "α 0.8, 4 guesses": (1 - 0.8**5) / (1 - 0.8)}',
+        tokens("G.four", "(1 - G.high**5) / (1 - G.high)"),
         "tokens_a_step = {key: torch.tensor(float(value)) for key, value in tokens_a_step.items()}",
     ],
     "09.2": [
-        "free_tokens = {key: round(value, 1) for key, value in free_tokens.items()}",
-        'free_tokens = {**free_tokens, "H100, bfloat16": 295}',
+        "free_tokens = {key: round(value, 2) for key, value in free_tokens.items()}",
+        free("G.sheet", "round(free_tokens[G.sheet])"),
     ],
     "09.3": ["breaks_even = {key: torch.tensor(value) for key, value in reversed(breaks_even.items())}"],
     "09.4": [

@@ -4,6 +4,7 @@ import pytest
 from nbformat.v4 import new_code_cell
 from nbgrader.utils import determine_grade
 
+from helpers import check
 from tools.asking import TookTooLong
 from tools.judge import Judge
 
@@ -29,6 +30,15 @@ def judged(source, set_up="", **names):
     outputs = judge.test("test-77-1", source, ["x", "f"], Given(**names), 3.0)
     cell = new_code_cell(source, outputs=outputs, metadata={"nbgrader": {"grade": True, "points": 3}})
     return determine_grade(cell)[0], next((o["evalue"] for o in outputs if o["output_type"] == "error"), "")
+
+
+def test_trials_start_from_seeds_that_only_the_grader_knows():
+    drawn = []
+    for secret in ("one", "one", "other", ""):
+        source = "from helpers import check\nx.append(check.seed(900))"
+        Judge(secret).test("test-77-1", source, ["x"], Given(x=drawn), 3.0)
+    assert drawn[0] == drawn[1] and len({*drawn, 900}) == 4
+    assert check.seed(900) == 900, "a learner's are the usual ones"
 
 
 SCORES = ["2.0", "0", "3", "1 + 1"]
