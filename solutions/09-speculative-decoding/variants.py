@@ -4,7 +4,7 @@ from helpers import data
 
 
 def givens(pick):
-    high, low = pick(0.8, 0.78, 0.82, 0.84, 0.86), pick(0.3, 0.2, 0.25, 0.4)
+    high, low = pick(0.8, 0.82, 0.84, 0.86), pick(0.3, 0.2, 0.25, 0.4)
     reads, multiplies = pick((60, 360), (50, 400), (80, 400), (40, 280))
     gpu = pick("H100 SXM", "A100-80GB SXM", "H200 SXM", "MI300X")
     sheet = data.device(gpu)
