@@ -851,10 +851,11 @@ for row in data.measurement("flash-decoding")["data"]:
         )
 
 # %% [markdown]
-# Not split, the same bytes take longer with few sessions; split, they do not. From batch 256 to batch 1 the kernel that
-# does not split takes 5.9 times as long for the same bytes: that is the price of idle cores. (At batch 256 none is idle, and
-# it still takes 6.2 times as long as the other: something else is slow there, perhaps that the 8 query heads of a group
-# each read their keys and values for themselves. Which A100 it was is not said; the line of bytes takes the faster one.)
+# Not split, the same bytes take longer with few sessions; split, they do not. From batch 256 to batch 1 the kernel
+# that does not split takes 5.9 times as long for the same bytes: that is the price of idle cores. (At batch 256 none
+# is idle, and it still takes 6.2 times as long as the other: something else is slow there, perhaps that the 8 query
+# heads of a group each read their keys and values for themselves. Which A100 it was is not said; the line of bytes
+# takes the faster one.)
 #
 # **Which machine ends the story?** Two numbers of a data sheet say how a machine shares. *FLOP/byte*: how many
 # operations it must do with each byte to be busy. *Bytes a second for each byte of memory*: how often it could read
