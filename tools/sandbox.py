@@ -92,7 +92,7 @@ def remove_leftovers() -> None:
     """Remove the folders of runs that were killed before they could tidy up."""
     for folder in Path(tempfile.gettempdir()).glob("g-*-*"):
         number = folder.name.split("-")[1]
-        if number.isdigit() and folder.owner() == Path.home().owner() and not psutil.pid_exists(int(number)):
+        if number.isdigit() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(number)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
