@@ -5,6 +5,7 @@ BUDGET ?= quick
 UNITS ?=
 DEVICE ?= auto
 LAB_ARGS ?=
+CHIPS ?= T4 8GB H100 5090
 ARGS ?=
 
 # An author may build the notebooks with any Python and no torch: `make notebooks PYTHON=python3.13`.
@@ -38,6 +39,7 @@ help:
 	@echo "make wheels     ask the package index for the pins' wheels, for Macs and for Linux on aarch64"
 	@echo "make bench      time this device against the course's predictions          ARGS=\"…\""
 	@echo "make gpu-check  check the CUDA kernels on a real GPU                       ARGS=\"…\""
+	@echo "make rehearsal  run units on pretend GPUs, all layers of them              UNITS=\"02\" CHIPS=\"T4 H100\""
 	@echo "make record     record this device's measurements for the course           ARGS=\"…\""
 	@echo "make clean      remove build/ and .venv*/, never work/ or variants/"
 
@@ -56,7 +58,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	@tools/setup.sh $(@D) "$(PYTHON)" -- jupytext nbgrader setuptools
 	@touch $@
 
-.PHONY: setup lab score doctor notebooks course exercises grade mark variant grade-proof test test-all site wheels bench gpu-check record clean
+.PHONY: setup lab score doctor notebooks course exercises grade mark variant grade-proof test test-all site wheels bench gpu-check rehearsal record clean
 setup: $(READY)
 
 lab: $(READY)
@@ -108,6 +110,9 @@ bench: $(READY)
 
 gpu-check: $(READY)
 	@$(RUN) tools.gpu_check $(ARGS)
+
+rehearsal: $(READY)
+	@for chip in $(CHIPS); do $(RUN) tests.rehearsal.unit $$chip --layers 30 $(UNITS) || exit 1; done
 
 record: $(READY)
 	@$(RUN) tools.record $(ARGS)

@@ -1,0 +1,46 @@
+"""Every unit on pretend GPUs: a T4, which has no bfloat16, a card of 8 GB, and an H100."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tools.units import ROOT, find
+
+
+def run(*words):
+    """Run a module of this folder in a process of its own, which is a machine with a chip to its end."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    if "keeps its device guards elsewhere" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    return done
+
+
+def rehearsed(chip, folder):
+    """The reports of all units on `chip`."""
+    written = folder / "reports.json"
+    done = run("tests.rehearsal.unit", chip, "--json", str(written))
+    assert written.exists(), done.stderr[-2000:]
+    return json.loads(written.read_text())
+
+
+def test_the_pretend_chip_refuses_what_a_gpu_would():
+    done = run("tests.rehearsal.refusals")
+    assert done.stdout.strip() == "all refused", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("chip", "most_bytes"), [("T4", 12e9), ("8GB", 7e9), ("H100", 32e9)])
+def test_all_units_run_and_replay_what_they_would_launch(chip, most_bytes, tmp_path):
+    reports = rehearsed(chip, tmp_path)
+    assert [report["unit"] for report in reports] == [unit.name for unit in find()]
+    for report in reports:
+        unit = report["unit"]
+        assert not report["failures"], f"{unit}: {report['failures']}"
+        assert not report["wrong_replays"], f"{unit}: {report['wrong_replays']}"
+        # Exercise 04's own cache copies a list of places in each step.
+        assert unit == "04-streaming-llm" or not report["not_captured"], f"{unit}: {report['not_captured']}"
+        assert not report["slow"], f"{unit}: {report['slow']}"
+        assert report["peak_bytes"] < most_bytes, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
+    assert sum(report["graphs"] for report in reports) > 50
