@@ -490,7 +490,8 @@ from helpers.models import pretrained
 spot = devices.pick(device)
 card = devices.card(spot)
 model, _ = pretrained.load(device=spot)
-far, kept, side = 8_192, 4_096, 16 if spot.type == "cuda" else 4
+far, kept = 8_192, 4_096
+_, side = sweeps.sizes(model, card)[0]  # sequences, as many as fit with ease
 engines = {
     "float32": (model, FullCache(model.geometry, far + 64, side, device=spot)),
     "8 bits": (model, Int8Cache(model.geometry, far + 64, side, device=spot)),

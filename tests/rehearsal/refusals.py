@@ -20,7 +20,7 @@ def refused(kind, words):
 
 
 here, away = torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8)
-assert here.device == torch.device("cuda:0") and (here @ here + 1).device == here.device and here.cpu().device == away.device
+assert here.device == (here @ here + 1).device == torch.device("cuda:0") and here.cpu().device == away.device
 with refused(RuntimeError, "same device"):
     here + away
 with refused(TypeError, "numpy"):
@@ -44,7 +44,8 @@ def captured(step):
     return graph
 
 
-for waiting in (lambda: here.sum().item(), lambda: here.cpu(), lambda: here + torch.ones(8).to("cuda"), torch.cuda.synchronize):
+steps = lambda: here.sum().item(), lambda: here.cpu(), lambda: here + torch.ones(8).to("cuda"), torch.cuda.synchronize
+for waiting in steps:
     with refused(RuntimeError, "captur"):
         captured(waiting)
 
