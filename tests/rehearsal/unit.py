@@ -126,6 +126,7 @@ def _told(error: Exception, where: str) -> str:
 def _shorten(layers: int) -> None:
     """The real model's shape without its weights, of which the first `layers` run; and no Triton kernel does."""
     from helpers import kernels
+    from helpers.caches import KVCache
     from helpers.caches.probe import AttentionProbe
     from helpers.models import pretrained
     from helpers.models.decoder import Block, Decoder
@@ -141,7 +142,7 @@ def _shorten(layers: int) -> None:
     def few(run):
         def forward(block, x, cache, *more):
             layer = block.attention.layer
-            if layer < layers or isinstance(cache, AttentionProbe):
+            if layer < layers or not isinstance(cache, KVCache) or isinstance(cache, AttentionProbe):
                 return run(block, x, cache, *more)
             cache._ends[layer] = cache._ends[0]
             return x
