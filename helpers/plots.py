@@ -22,7 +22,7 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
 COLOURS = [BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY]
 _MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]  # one more than colours: a long cycle still differs
 _LINES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))]
-_HATCHES = ["", "///", "...", "xx", "\\\\\\", "++"]
+HATCHES = ["", "///", "...", "xx", "\\\\\\", "++"]
 
 
 def use() -> None:
@@ -233,7 +233,7 @@ def bars(
             bottom=base if stacked else None,
             label=label or None,
             color=_pick(COLOURS, i),
-            hatch=_pick(_HATCHES, i),
+            hatch=_pick(HATCHES, i),
             edgecolor="white",
             yerr=spread.get(label),
             capsize=3,

@@ -21,7 +21,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import numpy as np
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.caches import FullCache
 from helpers.clock import devices, recordings, sweeps, timing
 from helpers.clock.simulated import SimulatedDevice, busy_machine
@@ -333,6 +333,19 @@ for name, step in (("a", "x"), ("b", "y")):
         "a sample is in the wrong list"
     )
 ### END HIDDEN TESTS
+
+# %% [markdown]
+# In which order does *your* function call the two? The folded cell asks it, with steps that only say their name:
+
+# %% jupyter={"source_hidden": true}
+called = []
+measure_in_turns({"a": "a", "b": "b"}, lambda name: called.append(name) or 0.0, 5)
+_ = drawings.boxes(
+    {"calls": [(name, name) for name in called]},
+    {"a": "step a", "b": "step b"},
+    title="Measured in turns",
+    columns="call (1)",
+)
 
 # %% [markdown]
 # What does that buy? The next two cells time one step, once as *a* and once as *b*, on a simulated machine with a

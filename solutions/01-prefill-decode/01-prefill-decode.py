@@ -32,7 +32,7 @@ from bisect import bisect_left
 
 import torch
 
-from helpers import check, estimates, plots
+from helpers import check, drawings, estimates, plots
 from helpers.caches import FullCache
 from helpers.clock import devices, timing
 from helpers.models.counts import kv_bytes, prefill_flops, weight_bytes
@@ -432,6 +432,23 @@ prompts = [1, 4, 16, 64, 256] if budget == "quick" else [1, 4, 16, 64, 256, 1024
 words = text.tokens(prompts[-1], tokenizer).to(where)
 print(f"{g.name}: a step reads {decoder.weight_bytes / 1e6:,.0f} MB of weights")
 print(f"Ridge of this device in float32: {4 / 2 * card.ridge():.0f} tokens in one pass")
+
+# %% [markdown]
+# One pass reads a prompt, however long; then each token of the answer is a pass of its own. The folded cell lets the
+# model read a prompt of six tokens and write three, and asks the cache after each pass what it holds:
+
+# %% jupyter={"source_hidden": true}
+held, passes = FullCache(g, 16, device=where), {}
+for name, new in {"prefill": 6, "step 1": 1, "step 2": 1, "step 3": 1}.items():
+    old = held.length
+    decoder.prefill(words[None, :new], held)
+    passes[name] = [("", "old")] * old + [("", "new")] * (held.length - old)
+_ = drawings.boxes(
+    passes,
+    {"old": "read from the cache", "new": "computed in this pass"},
+    title=f"Four passes, {g.name}: each reads all weights once",
+    columns="place in the cache (token)",
+)
 
 # %%
 predicted = [

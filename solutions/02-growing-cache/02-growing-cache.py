@@ -20,7 +20,7 @@ budget = "quick"  # "full" measures longer
 import matplotlib.pyplot as plt
 import numpy as np
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.models.geometry import get
 
 SIX = ["Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.1-70B"]
@@ -398,6 +398,33 @@ for verdict, reason in sorted(doubts):
     print(f"[{verdict}] {reason}")
 note = "".join(f" [{verdict}]" for verdict, _ in sorted(doubts))
 
+
+# %% [markdown]
+# What is it that grew? First one token, as it lies in the cache of this model: a key and a value for each KV head, in
+# every layer. Then what a step streams, from the bytes of these caches.
+
+# %% jupyter={"source_hidden": true}
+some, g = caches[batches[0]], model.geometry
+rows = {
+    f"layer {layer}": [
+        (f"{part[layer, 0, head, 0].nbytes} B", name)
+        for name, part in {"key": some.keys, "value": some.values}.items()
+        for head in range(g.kv_heads)
+    ]
+    for layer in (0, 1, g.layers - 1)
+}
+drawings.boxes(
+    rows,
+    {"key": "key of a KV head", "value": "value of a KV head"},
+    title=f"One token in 3 of the {g.layers} layers, {g.name}, float32",
+)
+streams = {}
+for b, cache in caches.items():
+    for context in (contexts[0], longest):
+        half = cache.step_bytes(context) / 2  # keys are half, values half
+        parts = {"weights": model.weight_bytes, "keys": half, "values": half}
+        streams[f"batch {b}, {context:,} tokens"] = parts
+_ = drawings.step_bytes(streams, title=f"What one decode step reads, {g.name}, float32")
 
 # %% [markdown]
 # One panel per batch: your line, the measured points, and the gap between the two shaded.

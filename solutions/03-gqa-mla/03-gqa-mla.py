@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import get
 
@@ -558,6 +558,40 @@ for label, (decoder, _) in engines.items():
     estimates.predict(key, last, "ms")
     held = f"{longest * kv[label] / 1e6:6.1f} MB cache"
     print(f"{label:8} {held}, {first:5.2f} → {last:5.2f} ms")
+
+# %% [markdown]
+# Who reads what? Above, each query head holds the number of the KV head that it shares. Below, what one step reads
+# of per_number cache at the longest context; *expanded* is the same MLA with a key and a value made for every head, as it
+# would be without absorption.
+
+# %% jupyter={"source_hidden": true}
+shared_heads = {
+    label: [(str(h * s.kv_heads // s.q_heads),) * 2 for h in range(s.q_heads)]
+    for label, s in shapes.items()
+    if not s.mla
+}
+drawings.boxes(
+    shared_heads, title="The KV head of each query head", columns="query head (1)"
+)
+step_reads = {}
+for label, s in shapes.items():
+    per_number = longest * s.layers * dtype.itemsize  # bytes, for one number a token
+    if s.mla:
+        wide_key = s.mla.qk_nope_head_dim + s.mla.qk_rope_head_dim
+        step_reads[label] = {
+            "latent": per_number * s.mla.kv_lora_rank,
+            "rotary key": per_number * s.mla.qk_rope_head_dim,
+        }
+        step_reads["MLA, expanded"] = {
+            "keys": per_number * s.q_heads * wide_key,
+            "values": per_number * s.q_heads * s.mla.v_head_dim,
+        }
+    else:
+        part = per_number * s.kv_heads * s.head_dim
+        step_reads[label] = {"keys": part, "values": part}
+_ = drawings.step_bytes(
+    step_reads, title=f"Cache read by one step at {longest:,} tokens"
+)
 
 # %% [markdown]
 # Real decode steps of all six, in turns:

@@ -20,7 +20,7 @@ budget = "quick"  # "full" measures more
 import matplotlib.pyplot as plt
 import torch
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.models import rope
 from helpers.quality import sink_curve
 from helpers.models.attention import causal
@@ -367,6 +367,29 @@ assert torch.equal(c.keys[1, 1, 1, :3, 0], rows), (
 assert torch.equal(c.values[1, 0, 0, :3, 3], -rows), "values likewise"
 assert not c.keys[0].any(), "the other layer is untouched"
 ### END HIDDEN TESTS
+
+# %% [markdown]
+# Your rows as they fill: nine tokens into a cache of 2 sinks and a window of 3. Each key is the token's own number, and
+# what is drawn is read back from the buffer.
+
+# %% jupyter={"source_hidden": true}
+tiny = dict(layers=1, hidden=16, q_heads=4, kv_heads=2, head_dim=4)
+ring = StreamingCache(get("SmolLM2-135M").replace(name="tiny", **tiny), 100, 2, 3)
+filled = {}
+for token in range(9):
+    one = torch.full((1, 2, 1, 4), float(token))
+    ring.append(0, one, one)
+    numbers = [int(number) for number in ring.keys[0, 0, 0, :, 0]][: token + 1]
+    filled[f"after token {token}"] = [
+        (str(t), "new" if t == token else "sink" if t < 2 else "window")
+        for t in numbers
+    ]
+_ = drawings.boxes(
+    filled,
+    {"sink": "sink", "window": "window", "new": "just written"},
+    title="Tokens in the rows of your cache",
+    columns="row of the buffer (1)",
+)
 
 # %% [markdown]
 # **Exercise 04.8** (10 minutes). Now the newest token asks. Rotate the keys that are held and the query, each by its

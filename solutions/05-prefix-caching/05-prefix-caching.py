@@ -27,7 +27,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import torch
 
-from helpers import check, data, estimates, kernels, plots
+from helpers import check, data, drawings, estimates, kernels, plots
 from helpers.caches import BlockPool, FullCache, PagedCache, SharedPrefixCache
 from helpers.clock import devices, sweeps
 from helpers.clock.timing import Clock
@@ -573,6 +573,48 @@ class YourBlocks(BlockManager):
     def make_own(self, session):
         return make_own(self, session)
 
+
+# %% [markdown]
+# A pool of six blocks with four tokens each, as your functions run it. A number says how many sessions use the block,
+# #1 which of the cached ones would be evicted first. The *end* of a text goes before its beginning, which others may
+# share.
+
+# %% jupyter={"source_hidden": true}
+small, moments = YourBlocks(6, 4), {}
+
+
+def note(moment):
+    """Draw the pool as it stands into the row `moment`."""
+    order = {block: f"#{i}" for i, block in enumerate(small.cached, start=1)}
+    moments[moment] = [
+        (str(users), "shared" if users > 1 else "used")
+        if users
+        else (order[block], "cached")
+        if block in order
+        else ("", drawings.EMPTY)
+        for block, users in enumerate(small.references)
+    ]
+
+
+session_a = small.open(range(10))
+small.extend(session_a, range(10))
+note("A reads 10 tokens")
+session_b = small.fork(session_a)
+note("B is forked from A")
+small.extend(session_b, [99])
+note("B writes a token")
+small.close(session_a)
+small.close(session_b)
+note("both end")
+session_c = small.open(range(100, 120))
+small.extend(session_c, range(100, 120))
+note("C reads 20 others")
+_ = drawings.boxes(
+    moments,
+    {"used": "in use", "shared": "in use by several", "cached": "cached, unused"},
+    title="Your blocks, step by step",
+    columns="block (1)",
+)
 
 # %% [markdown]
 # ## Measure

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.models.geometry import get
 
 plots.use()
@@ -413,6 +413,30 @@ for model_shape, scheme, expect in (
 ### END HIDDEN TESTS
 
 # %% [markdown]
+# One row of your format: the first 16 numbers of a real key, as levels in nibbles, as bytes, and with the scale and the
+# zero that they share.
+
+# %% jupyter={"source_hidden": true}
+piece = cache.keys[15, 0, 0, 100, :16][None].cpu()
+levels, scale, zero = quantize_levels(piece, 4, 1)
+packed = pack_int4(levels)
+low, high = (part.tolist() for part in levels[0].chunk(2))
+rows = {
+    "dims 0 to 7": [(f"{x:.1f}", "number") for x in piece[0, :8].tolist()],
+    "low nibbles": [(str(level), "low") for level in low],
+    "dims 8 to 15": [(f"{x:.1f}", "number") for x in piece[0, 8:].tolist()],
+    "high nibbles": [(str(level), "high") for level in high],
+    "bytes": [(str(byte), "byte") for byte in packed[0].tolist()],
+    "shared": [(f"{float(scale):.2f}", "scale"), (f"{float(zero):.1f}", "zero")],
+}
+legend = {"number": "what the model computed", "low": "level, low nibble"}
+legend |= {"high": "level, high nibble", "byte": "stored: low + 16 · high"}
+legend |= {"scale": "stored: scale", "zero": "stored: zero"}
+_ = drawings.boxes(
+    rows, legend, title=f"16 numbers in {packed.nbytes} bytes, scale and zero"
+)
+
+# %% [markdown]
 # ## Measure
 #
 # First the error of the cache itself. Your `quantize_levels`, on the real keys and values of all layers: how far is
@@ -604,6 +628,22 @@ for name, each in per_token_bytes.items():
     rows.append([name, f"{bits:.1f}", f"{each:,.0f}", f"{floor:.1f} ms"])
 header = ["cache", "bits per number", "bytes a token", f"step at {contexts[-1]:,}"]
 estimates.Table(header, rows)
+
+# %% jupyter={"source_hidden": true}
+streams = {}
+for name, held in caches.items():
+    if "naive" in name:  # reads copies as well
+        continue
+    full = {"keys": held.keys, "values": held.values} if name == "float32" else {}
+    tensors = full or held.stored
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    streams[name] = {"weights": model.weight_bytes, "keys": 0, "values": 0, "scales": 0}
+    for what, tensor in tensors.items():
+        part = "keys" if what in ("k", "keys") else "values"
+        part = "scales" if "_" in what else part
+        streams[name][part] += held.step_bytes(contexts[-1]) * tensor.nbytes / total
+title = f"What a step reads at {contexts[-1]:,} tokens, {model.geometry.name}"
+_ = drawings.step_bytes(streams, title=title)
 
 # %%
 engines = {name: (model, held) for name, held in caches.items()}

@@ -21,7 +21,7 @@ import copy
 import matplotlib.pyplot as plt
 import torch
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.caches import SinkCache
 from helpers.clock import devices
 from helpers.models import pretrained
@@ -496,6 +496,23 @@ rows = [
     for case, (_, said) in played.items()
 ]
 estimates.Table(["session", "cuts", "found", "USD for 1,000 such sessions"], rows)
+
+# %% [markdown]
+# What a turn's prompt is made of, in the chat that your rule truncates in steps: a box is 100 tokens.
+
+# %% jupyter={"source_hidden": true}
+turns_drawn = {
+    f"turn {number}" + (" (cut)" if turn.left else ""): [("", "found")]
+    * round(turn.usage.found / 100)
+    + [("", "new")] * round(turn.usage.written / 100)
+    for number, turn in enumerate(played["in steps"][1], start=1)
+}
+_ = drawings.boxes(
+    turns_drawn,
+    {"found": "found in the prefix cache", "new": "computed"},
+    title="Prompts of your chat, truncated in steps",
+    columns="100 tokens (1)",
+)
 
 # %% [markdown]
 # Does the longest context bound TPOT? By your card's bandwidth, and by the clock:

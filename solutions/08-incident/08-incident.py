@@ -22,7 +22,7 @@ budget = "quick"  # "full" measures longer
 import matplotlib.pyplot as plt
 import numpy as np
 
-from helpers import check, estimates, plots
+from helpers import check, drawings, estimates, plots
 from helpers.serving import plan as fixes
 from helpers.serving import symptoms
 from helpers.serving.incident import CAUSES
@@ -454,6 +454,13 @@ for name, some in sets.items():
     waits = f"{service.prefill_tokens(some):,} tokens"
     rows.append([name, f"{stacked_ms(service, some):.1f} ms", held, waits, *cost])
 estimates.Table(columns, rows)
+
+# %% jupyter={"source_hidden": true}
+streams = {}
+for name, some in {"as it is": [], "with your four": ordered}.items():
+    weights = service.weight_bytes * min([lever.weights for lever in some], default=1)
+    streams[name] = {"weights": weights, "cache": service.cache_bytes(some)}
+_ = drawings.step_bytes(streams, title="What one step of this service reads")
 
 # %% [markdown]
 # Your four leave the wait before a turn long, and the one lever that removes it buys nothing here: TPOT was what the

@@ -25,7 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.caches import FullCache
 from helpers.clock import devices
 from helpers.clock.timing import Clock
@@ -348,6 +348,27 @@ assert list(keep([10, 7], [[4, 5], []], [[4, 9, 1], [3, 8, 8]])) == [12, 8], (
 assert list(keep([5], [[1, 2]], [[1, 2, 3]])) == [8], "all hold"
 assert list(keep([5], [[1, 2]], [[4, 2, 3]])) == [6], "none holds"
 ### END HIDDEN TESTS
+
+# %% [markdown]
+# Your three functions at work, on words instead of numbers, with a model that wants to write one sentence and then
+# nearly the same again. Each row is one step, with the length to which it cuts the cache.
+
+# %% jupyter={"source_hidden": true}
+story = "the cat sat on the mat . the cat sat on the rug . the end".split()
+known, steps_taken = story[:7], {}
+while len(known) < len(story):
+    guesses = draft(known, min(3, len(story) - len(known) - 1))
+    best = story[len(known) : len(known) + len(guesses) + 1]
+    new = accept(guesses, best)
+    right = len(new) - 1  # guesses that hold; the last new token is the model's own
+    boxes = [(known[-1], "newest")] + [(word, "holds") for word in guesses[:right]]
+    boxes += [(word, "wrong") for word in guesses[right:]] + [(new[-1], "own")]
+    [length] = keep([len(known) - 1], [guesses], [best])
+    known += new
+    steps_taken[f"step {len(steps_taken) + 1}, keeps {length}"] = boxes
+legend = {"newest": "newest token, read", "holds": "guess that holds"}
+legend |= {"wrong": "wrong guess, forgotten", "own": "the model's own token"}
+_ = drawings.boxes(steps_taken, legend, title="Guessed, checked, cut back")
 
 # %% [markdown]
 # Greedy decoding has *one* right token. When tokens are **sampled**, the model has a distribution p, and a guess

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers import check, data, estimates, plots
+from helpers import check, data, drawings, estimates, plots
 from helpers.caches import BlockPool, FullCache, PagedCache
 from helpers.clock import devices, sweeps
 from helpers.clock.timing import Clock
@@ -459,6 +459,36 @@ for job in serve(few, 24)[0]:
     prompt = torch.tensor(job.arrival.prompt, device=spot)
     same += job.answer == greedy(model, FullCache(g, 64, device=spot), prompt, 8)
 print(f"{same} of {len(few)} requests: the same 8 tokens as alone")
+
+# %% [markdown]
+# Who is computed when? Three requests under a budget of 24 tokens a step, with your two decisions. A number is a piece
+# of a prompt.
+
+# %% jupyter={"source_hidden": true}
+few_blocks = BlockPool(g, 12, 16, positions=256, device=spot)
+shared = YourScheduler(model, few_blocks, 24)
+asked_for = [(40, 6), (60, 4), (20, 5)]  # tokens of prompt and of answer
+drawn_jobs = [
+    shared.submit(Arrival(0.0, tuple(words[:n]), count)) for n, count in asked_for
+]
+turns = {f"{n} tokens of prompt": [] for n, _ in asked_for}
+while shared.waiting or shared.running:
+    stood = [(job.unread, len(job.answer), job.session) for job in drawn_jobs]
+    shared.step()
+    for row, job, (unread, answered, _) in zip(
+        turns.values(), drawn_jobs, stood, strict=True
+    ):
+        done = len(job.answer) == job.arrival.answer_tokens
+        more = len(job.answer) - answered
+        computed = unread if done else unread + more - job.unread
+        if more and unread == 1:
+            row.append(("", "answer"))
+        elif computed and not (done and not more):
+            row.append((str(computed), "prompt"))
+        else:
+            row.append(("", drawings.EMPTY))
+legend = {"prompt": "a piece of its prompt", "answer": "one token of its answer"}
+_ = drawings.boxes(turns, legend, title="Your scheduler at work", columns="step (1)")
 
 # %% [markdown]
 # (Sums are added up in another order in a batch, so on a near tie a token may differ.)
