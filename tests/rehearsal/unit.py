@@ -126,7 +126,6 @@ def _told(error: Exception, where: str) -> str:
 def _shorten(layers: int) -> None:
     """The real model's shape without its weights, of which the first `layers` run; and no Triton kernel does."""
     from helpers import kernels
-    from helpers.caches import KVCache
     from helpers.caches.probe import AttentionProbe
     from helpers.models import pretrained
     from helpers.models.decoder import Block, Decoder
@@ -142,9 +141,11 @@ def _shorten(layers: int) -> None:
     def few(run):
         def forward(block, x, cache, *more):
             layer = block.attention.layer
-            if layer < layers or not isinstance(cache, KVCache) or isinstance(cache, AttentionProbe):
+            caches = getattr(cache, "caches", [cache])  # several where parts of a batch share a pass
+            if layer < layers or any(isinstance(each, AttentionProbe) for each in caches):
                 return run(block, x, cache, *more)
-            cache._ends[layer] = cache._ends[0]
+            for each in caches:
+                each._ends[layer] = each._ends[0]
             return x
 
         return forward
