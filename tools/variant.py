@@ -129,7 +129,7 @@ def hidden_tests(exercise: str, asked: list[Asked], answers: dict, points: float
         if not about:
             raise CourseError(f"{exercise}: its check does not ask about {where}: write HIDDEN[{exercise!r}]")
         if isinstance(value, str):
-            tests.append((where, f"str({where}).strip().lower() == {about[0].expect.lower()!r}"))
+            tests.append((where, f"str({where}).strip().lower() == {str(about[0].expect).lower()!r}"))
         else:
             one = max(about, key=lambda one: one.tolerance)
             off = 1.02 * one.tolerance + 1e-9
