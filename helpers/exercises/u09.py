@@ -248,7 +248,12 @@ def rule(function):
     }
     number(kept, 0.2, rel=1e-3, slips=slips, name="the probability of keeping a guess with p 0.1, q 0.5")
     same = [0.25, 0.75]
-    kept, other = _pair(call(function, 1, list(same), list(same)))
+    try:
+        kept, other = _pair(call(function, 1, list(same), list(same)))
+    except ZeroDivisionError:
+        raise Wrong(
+            "where p and q are equal nothing is missing, and you divide by its sum, 0: return p as the second there."
+        ) from None
     number(kept, 1.0, rel=1e-3, name="the probability of keeping a guess where p and q are equal")
     close(other, same, rel=1e-3, name="the second value where p and q are equal, and nothing is missing")
     _adds_up(function)

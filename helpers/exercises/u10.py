@@ -219,8 +219,10 @@ def attention(attention):
             "MB",
             0.01,
             {
-                "Scores and probabilities are written and read: four passes over T · T, not two.": 4 * small
-                + 2 * large,
+                "Scores and probabilities are both written and read: four passes over T · T.": [
+                    4 * small + 2 * large,
+                    4 * small + 3 * large,
+                ],
                 "You counted one pass over T · T; there are four.": 4 * small + large,
                 "You left Q, K, V and the result out.": 4 * large,
                 "float32 has 4 bytes.": (4 * small + 4 * large) / 2,
@@ -281,8 +283,8 @@ def next_step(function):
         )
         require(
             len(chunks) == len(before),
-            f"{len(before)} prompts are to be read and you returned {len(chunks)} entries: a prompt that gets nothing "
-            "has a 0.",
+            f"decoding = {decoding}, left = {before}, budget = {budget}: you returned {chunks}. One entry for each "
+            "prompt: 0 for one that gets nothing.",
         )
         return chunks
 
@@ -355,7 +357,10 @@ def read_again(function):
             "A chunk's own tokens are not read *again*: count what was there before it.": sum(
                 min(s + chunk, prompt) for s in starts
             ),
-            "That takes all chunks to be whole; the last may be shorter.": prompt * (prompt / chunk - 1) / 2,
+            "That takes all chunks to be whole; the last may be shorter.": [
+                prompt * (prompt / chunk - 1) / 2,
+                prompt * (prompt // chunk - 1) / 2,
+            ],
             "You left the last chunk out: it reads what was before it, too.": sum(starts[:-1]),
             "That is the number of chunks; tokens are asked for.": len(starts),
             "You counted the chunk before each one; all that came before is read.": chunk * (len(starts) - 1),

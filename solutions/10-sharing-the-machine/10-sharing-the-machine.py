@@ -61,9 +61,9 @@ def freeze(token_budget, long=512):
 
 
 # %%
-print("a chat and somebody else's prompt, in one piece and in chunks …")
 freeze(32, long=32)  # warms up
-frozen = {"in one piece": freeze(None), "chunks of 64": freeze(65)}
+limits = each([("in one piece", None), ("chunks of 64", 65)], "a prompt comes in")
+frozen = {how: freeze(tokens) for how, tokens in limits}
 gaps_ms = {
     how: [1e3 * gap for gap in chat.gaps_seconds] for how, (chat, _) in frozen.items()
 }
@@ -139,8 +139,8 @@ assert 750 <= float(stall["its first token, chunked"]) <= 830, "first token"
 # the longest. Or it hands out **blocks**, as your manager of unit 05 did.
 #
 # **Exercise 10.2** (8 minutes). Four sessions hold 90, 700, 333 and 1,200 tokens. What percentage of the places
-# that they take holds no token: with 2,048 places reserved for each; with blocks of 16; with blocks of 256?
-# And how many sessions of 333 tokens fit into 8,192 places, in the first two ways?
+# that they take holds no token (two digits): with 2,048 places reserved for each; with blocks of 16; with blocks
+# of 256? And how many sessions of 333 tokens fit into 8,192 places, in the first two ways?
 
 # %% answer="10.2"
 memory = {
@@ -245,7 +245,8 @@ for name, value in right.items():
 # the result written once, K and V are read once for every tile.
 #
 # *A decode.* One program for each session and KV head reads that head's whole context. **Flash-Decoding**
-# (split-KV) cuts the context into pieces, one program for each, and joins them by log-sum-exp, as your `merge` did.
+# (split-KV) cuts the context into pieces, one program for each, and joins them by log-sum-exp, as your `merge` of
+# unit 05 did.
 #
 # **Exercise 10.4** (10 minutes). One head, T = 1,024, d = 64, float32: how many MB go through memory with scores
 # written out, and with tiles of 128 queries? One session, 8 KV heads, an H100 with 132 SMs (its cores): what
@@ -496,6 +497,9 @@ _ = drawings.boxes(turns, legend, title="Your scheduler at work", columns="step 
 # **Inter-token latency under load.** Requests come at random times (a *Poisson* process), once with prompts in one
 # piece, then under two budgets. *Goodput* counts only requests that were served within a limit: here, whose TPOT is
 # at most three times the chat's undisturbed gap of the beginning.
+#
+# A mean hides a freeze, so read percentiles: half of all gaps are no longer than the **p50**, 99 of 100 no longer than
+# the **p99**. The few longest, beyond it, are the **tail**.
 
 # %%
 alone = statistics.median(frozen["in one piece"][0].gaps_seconds[:6])
