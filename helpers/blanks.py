@@ -65,7 +65,7 @@ def reason(error: BaseException, source: str, space: dict, unit: str) -> str | N
             f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
             "Run → Run All Above Selected Cell; then run this cell again."
         )
-    for name in _used(source):
+    for name in _reached(source, space):
         exercise = known["answers"].get(name)
         if exercise and name in space and (missing := blank_in(name, space[name])):
             return (
@@ -109,6 +109,22 @@ def _parsed(source: str) -> ast.AST:
 def _used(source: str) -> list[str]:
     names = [n for n in ast.walk(_parsed(source)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
     return list(dict.fromkeys(n.id for n in sorted(names, key=lambda n: (n.lineno, n.col_offset))))
+
+
+def _reached(source: str, space: dict) -> list[str]:
+    """Names that a cell uses, and behind them those that the notebook's own functions and classes use."""
+    names = _used(source)
+    for name in names:  # which grows on the way
+        value = space.get(name)
+        parts = [value, *vars(value if isinstance(value, type) else type(value)).values()]
+        own = [part for part in parts if isinstance(part, types.FunctionType) and part.__globals__ is space]
+        names += dict.fromkeys(inner for part in own for inner in _globals(part.__code__) if inner not in names)
+    return names
+
+
+def _globals(code: types.CodeType) -> list[str]:
+    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+    return names + [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals(part)]
 
 
 def _assigned(source: str) -> set[str]:

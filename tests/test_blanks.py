@@ -43,6 +43,16 @@ def test_a_blank_answer_is_named(source, space, said):
     assert said in why if said else why is None
 
 
+@pytest.mark.parametrize("source", ["serve(1)", "[Loop().run() for _ in 'ab']", "loop.run()", "attend(1) + serve(1)"])
+def test_a_blank_is_found_behind_what_the_notebook_defines(source):
+    space = {"attend": stub}
+    exec("def serve(q):\n    return [attend(q) + 1 for _ in 'a']", space)
+    exec("class Loop:\n    def run(self):\n        return serve(1)\nloop = Loop()", space)
+    assert "exercise 04.8" in blanks.reason(TypeError("unsupported"), source, space, "04")
+    space["attend"] = abs
+    assert blanks.reason(TypeError("unsupported"), source, space, "04") is None
+
+
 @pytest.mark.parametrize(
     "name, source, explained",
     [

@@ -475,6 +475,7 @@ words = [repr(tokenizer.decode([token])) for token in top.tolist()] + ["others"]
 dice, draws = torch.Generator().manual_seed(9), 4_000
 
 
+# %%
 def sampled(guess):
     """How often each of the six came out, in `draws` draws by your rule."""
     kept, replacing = rule(guess, p_real, [float(i == guess) for i in range(6)])
