@@ -351,19 +351,21 @@ assert list(keep([5], [[1, 2]], [[4, 2, 3]])) == [6], "none holds"
 
 # %% [markdown]
 # Your three functions at work, on words instead of numbers, with a model that wants to write one sentence and then
-# nearly the same again. Each row is one step, with the length to which it cuts the cache.
+# nearly the same again.
+#
+# The folded cell draws a row for each step, with the length to which it cuts the cache.
 
 # %% jupyter={"source_hidden": true}
 story = "the cat sat on the mat . the cat sat on the rug . the end".split()
 known, steps_taken = story[:7], {}
 while len(known) < len(story):
-    guesses = draft(known, min(3, len(story) - len(known) - 1))
-    best = story[len(known) : len(known) + len(guesses) + 1]
-    new = accept(guesses, best)
+    drafted = draft(known, min(3, len(story) - len(known) - 1))
+    best = story[len(known) : len(known) + len(drafted) + 1]
+    new = accept(drafted, best)
     right = len(new) - 1  # guesses that hold; the last new token is the model's own
-    boxes = [(known[-1], "newest")] + [(word, "holds") for word in guesses[:right]]
-    boxes += [(word, "wrong") for word in guesses[right:]] + [(new[-1], "own")]
-    [length] = keep([len(known) - 1], [guesses], [best])
+    boxes = [(known[-1], "newest")] + [(word, "holds") for word in drafted[:right]]
+    boxes += [(word, "wrong") for word in drafted[right:]] + [(new[-1], "own")]
+    [length] = keep([len(known) - 1], [drafted], [best])
     known += new
     steps_taken[f"step {len(steps_taken) + 1}, keeps {length}"] = boxes
 legend = {"newest": "newest token, read", "holds": "guess that holds"}

@@ -462,8 +462,9 @@ for job in serve(few, 24)[0]:
 print(f"{same} of {len(few)} requests: the same 8 tokens as alone")
 
 # %% [markdown]
-# Who is computed when? Three requests under a budget of 24 tokens a step, with your two decisions. A number is a piece
-# of a prompt.
+# Who is computed when? Three requests under a budget of 24 tokens a step, with your two decisions.
+#
+# The folded cell draws who gets what in each step; a number is a piece of a prompt, in tokens.
 
 # %% jupyter={"source_hidden": true}
 few_blocks = BlockPool(g, 12, 16, positions=256, device=spot)
