@@ -789,7 +789,7 @@ pieces = 16
 for n in (1, pieces):
     with Traffic(at_least=k1.numel()) as counted:
         split(n)
-    print(f"{n} pieces: {counted.read_bytes / 1e6:.1f} MB of keys and values read")
+    print(f"pieces: {n}, keys and values read: {counted.read_bytes / 1e6:.1f} MB")
 print(f"largest difference: {(split(1) - split(pieces)).abs().max():.0e}")
 split_pair = Clock(spot).compare(
     partial(split, 1), partial(split, pieces), budget_seconds=1, min_pairs=10
