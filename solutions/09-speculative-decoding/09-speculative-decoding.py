@@ -368,8 +368,8 @@ while len(known) < len(story):
     [length] = keep([len(known) - 1], [drafted], [best])
     known += new
     steps_taken[f"step {len(steps_taken) + 1}, keeps {length}"] = boxes
-legend = {"newest": "newest token, read", "holds": "guess that holds"}
-legend |= {"wrong": "wrong guess, forgotten", "own": "the model's own token"}
+legend = {"newest": "newest token, read", "wrong": "wrong guess, forgotten"}
+legend |= {"holds": "guess that holds", "own": "the model's own token"}
 _ = drawings.boxes(steps_taken, legend, title="Guessed, checked, cut back")
 
 # %% [markdown]
