@@ -4,16 +4,16 @@ Each function shows its picture at once, with a text in its place for those who 
 axes. Styles are those of `helpers.plots`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from IPython import get_ipython
-from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
 
 from helpers import plots
+from helpers.friendly import shell
 from helpers.numbers import prefixed
 
 EMPTY = ""  # the kind of a box that holds nothing
@@ -116,7 +116,7 @@ def _bare(ax: Axes) -> None:
 def _shown(ax: Axes, text: str) -> Axes:
     """Show the figure with `text` as its alternative text, where there is a notebook to show it in."""
     ax.figure.set_label(text)
-    if get_ipython() is not None:
-        display(ax.figure, metadata={"image/png": {"alt": text}})
+    if shell() is not None:
+        sys.modules["IPython"].display.display(ax.figure, metadata={"image/png": {"alt": text}})
         plt.close(ax.figure)
     return ax

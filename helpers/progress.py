@@ -39,6 +39,13 @@ class Progress:
         self.close()
 
 
+def write(line: str) -> None:
+    """Print a line above the bar that is open, if one is."""
+    from tqdm import tqdm
+
+    tqdm.write(line)
+
+
 def each(things: Collection, label: str) -> Iterator:
     """The things one after the other, under a bar that says how many are done."""
     with Progress(label) as bar:

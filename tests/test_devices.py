@@ -364,7 +364,7 @@ def test_the_load_of_the_cpu_does_not_make_a_gpus_card_busy(monkeypatch):
     monkeypatch.setattr(devices, "cache_bytes", lambda device: 2**18)
     monkeypatch.setattr(devices, "name_of", lambda device: "a device")
     assert devices.measure_card(CPU, FakeClock()).busy
-    for make in ("ones", "zeros"):
+    for make in ("ones", "zeros", "rand"):
         plain = getattr(torch, make)
         monkeypatch.setattr(torch, make, lambda *size, plain=plain, device=None, **options: plain(*size, **options))
     assert not devices.measure_card(torch.device("cuda"), FakeClock()).busy

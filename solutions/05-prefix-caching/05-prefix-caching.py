@@ -575,9 +575,9 @@ class YourBlocks(BlockManager):
 
 
 # %% [markdown]
-# A pool of six blocks with four tokens each, as your functions run it. A number says how many sessions use the block,
-# #1 which of the cached ones would be evicted first. The *end* of a text goes before its beginning, which others may
-# share.
+# A small pool as your functions run it. A number says how many sessions use the block, #1 which of the cached ones would
+# be evicted first: the *end* of a text goes before its beginning, which others may share.
+# The folded cell draws six blocks with four tokens each.
 
 # %% jupyter={"source_hidden": true}
 small, moments = YourBlocks(6, 4), {}

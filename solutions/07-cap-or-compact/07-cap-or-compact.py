@@ -498,7 +498,7 @@ rows = [
 estimates.Table(["session", "cuts", "found", "USD for 1,000 such sessions"], rows)
 
 # %% [markdown]
-# What a turn's prompt is made of, in the chat that your rule truncates in steps: a box is 100 tokens.
+# The folded cell draws what the prompts of the chat *in steps* are made of, a box for each 100 tokens.
 
 # %% jupyter={"source_hidden": true}
 turns_drawn = {

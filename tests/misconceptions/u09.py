@@ -143,7 +143,7 @@ WRONG = {
         (rule(other="m"), "add up to 1"),
         (rule(missing="abs(a - b)"), "distance"),
         (rule(other="[x * (i != token) / (1 - p[token]) for i, x in enumerate(p)]"), "guess alone is taken out"),
-        (rule(other="[x / sum(m) for x in m]"), "ZeroDivisionError"),
+        (rule(other="[x / sum(m) for x in m]"), "return p as the second"),
         (rule(kept="1 - min(1, p[token] / q[token])"), "*not* keeping"),
         (function("rule(token, p, q)", "return min(1, p[token] / q[token])"), "return two things"),
     ],

@@ -125,7 +125,7 @@ WRONG = {
         (planning(chunk="float(min(tokens, room))"), "whole numbers"),
         (
             planned("room = max(0, budget - decoding)", "return [min(t, room) for t in left if t <= room]"),
-            "a prompt that gets nothing",
+            "0 for one that gets nothing",
         ),
         (
             planned(
