@@ -56,3 +56,11 @@ def test_a_picture_says_what_does_not_fit():
     ax = what_if.draw(what_if.step(gpus=1))
     assert "DOES NOT FIT" in ax.get_title(loc="left")
     plt.close("all")
+
+
+def test_without_anybody_to_move_sliders_there_is_the_picture(monkeypatch):
+    monkeypatch.setenv("COURSE_UNATTENDED", "1")
+    drawn = []
+    monkeypatch.setattr(what_if.plt, "show", lambda: drawn.append(what_if.plt.gca().get_title(loc="left")))
+    what_if.explore()
+    assert len(drawn) == 1 and "DOES NOT FIT" not in drawn[0] and "TPOT" in drawn[0]

@@ -38,7 +38,8 @@ def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", "papermill", str(unit.solution), str(output), "--cwd", str(folder)]
     command += ["-p", "budget", budget, "-p", "device", device, "--no-progress-bar", "--execution-timeout", "1800"]
-    environment = os.environ | {"COURSE_HOME": str(unit.root / "build" / "executed" / ".course")}
+    home = str(unit.root / "build" / "executed" / ".course")
+    environment = os.environ | {"COURSE_HOME": home, "COURSE_UNATTENDED": "1"}
     start = time.monotonic()
     with open(folder / "papermill.log", "w+b") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
