@@ -1,7 +1,6 @@
 """The real model: SmolLM2-135M against transformers, which reads the same file its own way."""
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -19,6 +18,7 @@ from helpers.models.generate import greedy
 from helpers.models.geometry import get
 from helpers.quality.perplexity import losses, perplexity
 from tools import bench_peers
+from tools.site.pages import without_bars
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +149,6 @@ def copies(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
-def without_bars(printed):
-    """What stays on the screen: a bar is overwritten by what follows it."""
-    lines = re.split(r"[\r\n]+", printed)
-    return "\n".join(line for line in lines if line.strip() and not re.search(r"\d %\|", line))
-
-
 def same(one, other):
     pairs = zip(one[0].state_dict().items(), other[0].state_dict().items(), strict=True)
     return one[1].to_str() == other[1].to_str() and all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
@@ -168,7 +162,7 @@ def test_an_expanded_copy_has_the_bits_of_expanding_and_takes_its_place(own_cach
     (copy,) = copies(own_cache)
     assert f"{copy} (538 MB)" in capsys.readouterr().out
     assert same(pretrained.load(), expanded) and len(calls) == 1
-    assert not without_bars(capsys.readouterr().out)
+    assert not without_bars(capsys.readouterr().out).strip()
 
     # Cut short, or not one: it is made anew.
     for i, spoil in enumerate((lambda: os.truncate(copy, copy.stat().st_size - 1), lambda: copy.write_bytes(b""))):
@@ -185,8 +179,8 @@ def test_an_expanded_copy_has_the_bits_of_expanding_and_takes_its_place(own_cach
 def test_without_room_for_a_copy_the_weights_are_expanded_each_time(own_cache, real, capsys):
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2**24,) * 2); from helpers.models import "
     code += "pretrained; d, t = pretrained.load(); print(float(d.blocks[29].mlp.down.weight.double().sum()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    first, total = without_bars(done.stdout).splitlines()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300)
+    first, total = without_bars(done.stdout.decode()).splitlines()
     assert "No room for an expanded copy of SmolLM2-135M (538 MB)" in first, done.stderr
     assert float(total) == float(real[0].blocks[29].mlp.down.weight.double().sum())
     assert [path.suffix for path in own_cache.iterdir() if path.suffix not in (".gguf", ".lock")] == []
@@ -194,8 +188,8 @@ def test_without_room_for_a_copy_the_weights_are_expanded_each_time(own_cache, r
 
 def test_two_notebooks_that_start_together_make_one_copy(own_cache):
     code = "from helpers.models import pretrained; d, _ = pretrained.load(); print(float(d.embedding.double().sum()))"
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [without_bars(process.communicate(timeout=300)[0]).splitlines() for process in both]
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
+    said = [without_bars(process.communicate(timeout=300)[0].decode()).splitlines() for process in both]
     assert sorted(len(lines) for lines in said) == [1, 2]  # one of them made it and says so
     assert said[0][-1] == said[1][-1] and len(copies(own_cache)) == 1
 

@@ -14,15 +14,13 @@ from helpers.clock import recordings
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import get
 from tests.misconceptions.harness import ROOT, cleared, load
+from tests.prose import Prose
 
 SOURCE = ROOT / "solutions" / "02-growing-cache" / "02-growing-cache.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+PROSE = Prose(SOURCE)
+TEXT, says = PROSE.text, PROSE.says
 BF16 = torch.bfloat16
 SIX = ["Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-4B", "Mixtral-8x7B-v0.1", "SmolLM2-135M"]
-
-
-def says(text):
-    assert text in TEXT, f"unit 02 no longer says {text!r}; correct the prose or this test"
 
 
 def tick(exercise):
@@ -32,12 +30,7 @@ def tick(exercise):
 
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 02>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 def test_parameter_table():

@@ -13,28 +13,21 @@ from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
 from helpers.quality import sink_curve
 from helpers.quality.perplexity import losses
-from tests.misconceptions.harness import ROOT, load
+from tests.misconceptions.harness import ROOT
+from tests.prose import Prose
 from tools.source import kind, solution_notebook
 from tools.units import Unit
 
 SOURCE = ROOT / "solutions" / "04-streaming-llm" / "04-streaming-llm.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+PROSE = Prose(SOURCE)
+TEXT, says = PROSE.text, PROSE.says
 BF16 = torch.bfloat16
 TWO = ("Llama-2-7b-hf", "Llama-3.1-8B")
 
 
-def says(words):
-    assert words in TEXT, f"unit 04 no longer says {words!r}; correct the prose or this test"
-
-
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 04>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 @pytest.fixture(scope="module")

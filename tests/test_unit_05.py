@@ -1,7 +1,5 @@
 """Every number in the prose of unit 05, recomputed; and the reference answers under load and in a decoder."""
 
-import re
-
 import pytest
 import torch
 
@@ -13,30 +11,20 @@ from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
 from helpers.models.pretrained import load as load_model
 from helpers.serving import traces
-from tests.misconceptions.harness import ROOT, load
-from tests.rerun import folded, names_by_cell
-from tools.source import kind, solution_notebook, text
-from tools.units import Unit
+from tests.misconceptions.harness import ROOT
+from tests.prose import Prose
 
 SOURCE = ROOT / "solutions" / "05-prefix-caching" / "05-prefix-caching.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+PROSE = Prose(SOURCE)
+TEXT, says = PROSE.text, PROSE.says
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=200
 )
 
 
-def says(text):
-    assert text in TEXT, f"unit 05 no longer says {text!r}; correct the prose or this test"
-
-
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 05>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 def test_the_learners_manager_survives_ten_thousand_operations(reference):
@@ -284,29 +272,3 @@ def test_answers_that_were_not_inserted(reference):
         assert blocks.open(range(160)).hit_tokens == held
     says("119 and 120 tokens fill the same seven blocks")
     assert 119 // 16 == 120 // 16 == 7
-
-
-CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-
-
-def test_learner_meets_the_first_blank_early():
-    assert [kind(cell) for cell in CELLS].index("answer") <= 6
-    lengths = sorted(len(text(cell).splitlines()) for cell in CODE)
-    assert lengths[len(lengths) // 2] <= 16
-
-
-def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws():
-    for before, cell in zip(CELLS, CELLS[1:], strict=False):
-        if folded(cell):
-            assert text(before).splitlines()[-1].startswith("The folded cell draws"), text(before)
-        elif kind(cell) == "measure":
-            assert len(text(cell).splitlines()) <= 22 and len([*filter(str.strip, text(cell).splitlines())]) <= 15
-
-
-def test_cells_can_be_run_again_in_any_order():
-    """A name that one cell reads and does not itself set first is set by one cell only."""
-    set_by, read_by = names_by_cell(CODE)
-    twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
-    assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
-    assert set(read_by) <= set(set_by), set(read_by) - set(set_by)

@@ -1,7 +1,5 @@
 """Every number in the prose of unit 06, recomputed from tensors and published figures."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,10 @@ from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import get
 from helpers.quality.perplexity import perplexity
 from tests.misconceptions.harness import ROOT
+from tests.prose import Prose
 
-SOURCE = (ROOT / "solutions" / "06-kv-quantization" / "06-kv-quantization.py").read_text(encoding="utf-8")
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE, flags=re.MULTILINE))
-
-
-def says(text):
-    assert text in TEXT, f"unit 06 no longer says {text!r}; correct the prose or this test"
+PROSE = Prose(ROOT / "solutions" / "06-kv-quantization" / "06-kv-quantization.py")
+says = PROSE.says
 
 
 def test_shares_of_int4():

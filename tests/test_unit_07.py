@@ -15,27 +15,17 @@ from helpers.quality import recall
 from helpers.serving import sessions, traces
 from helpers.serving.blocks import BlockManager
 from helpers.serving.sessions import Compact, HardCap, Policy, Truncate, Usage, shrink
-from tests.misconceptions.harness import ROOT, load
-from tests.rerun import folded
-from tools.source import kind, solution_notebook, text
-from tools.units import Unit
+from tests.misconceptions.harness import ROOT
+from tests.prose import Prose
 
 SOURCE = ROOT / "solutions" / "07-cap-or-compact" / "07-cap-or-compact.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
-
-
-def says(text):
-    assert text in TEXT, f"unit 07 no longer says {text!r}; correct the prose or this test"
+PROSE = Prose(SOURCE)
+says = PROSE.says
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 07>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 @pytest.fixture(scope="module")
@@ -294,18 +284,3 @@ def test_what_each_extraction_loses(reference, tokenizer):
     assert len(summary) <= 120  # its room
     again = recall.sentences([summary], tokenizer)[0]
     assert all(fact.says in again for fact in recall.FACTS if fact.says in chosen)
-
-
-CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
-
-
-def test_learner_meets_the_first_blank_early():
-    assert [kind(cell) for cell in CELLS].index("answer") <= 6
-
-
-def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws():
-    for before, cell in zip(CELLS, CELLS[1:], strict=False):
-        if folded(cell):
-            assert text(before).splitlines()[-1].startswith("The folded cell draws"), text(before)
-        elif kind(cell) == "measure":
-            assert len([*filter(str.strip, text(cell).splitlines())]) <= 15, text(cell)

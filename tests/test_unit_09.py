@@ -1,7 +1,5 @@
 """Every number in the prose of unit 09, recomputed; and the reference answers in the real decoding loop."""
 
-import re
-
 import pytest
 import torch
 
@@ -13,27 +11,17 @@ from helpers.models.generate import greedy
 from helpers.models.geometry import Geometry, get
 from helpers.serving import speculation
 from tests.misconceptions.harness import ROOT, load
-from tests.rerun import folded, names_by_cell
-from tools.source import kind, solution_notebook, text
-from tools.units import Unit
+from tests.prose import Prose
 
 SOURCE = ROOT / "solutions" / "09-speculative-decoding" / "09-speculative-decoding.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+PROSE = Prose(SOURCE)
+says = PROSE.says
 SMALL = Geometry("small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=30)
-
-
-def says(text):
-    assert text in TEXT, f"unit 09 no longer says {text!r}; correct the prose or this test"
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 09>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 def test_the_learners_functions_are_the_engines(reference):
@@ -165,27 +153,3 @@ def test_a_long_history_gives_room_back():
     assert longer == [True, False]
     says("batches of 32 to 256 and moderate to long histories on 8 A100, Llama-3.1-8B up to 1.84 times as fast")
     assert data.measurement("magicdec")["data"][1] == {"model": "Llama-3.1-8B", "speedup_up_to": 1.84}
-
-
-CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-
-
-def test_learner_meets_the_first_blank_early():
-    assert [kind(cell) for cell in CELLS].index("answer") <= 6
-
-
-def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws():
-    for before, cell in zip(CELLS, CELLS[1:], strict=False):
-        if folded(cell):
-            assert text(before).splitlines()[-1].startswith("The folded cell draws"), text(before)
-        elif kind(cell) == "measure":
-            assert len([*filter(str.strip, text(cell).splitlines())]) <= 15, text(cell)
-
-
-def test_cells_can_be_run_again_in_any_order():
-    """A name that one cell reads and does not itself set first is set by one cell only."""
-    set_by, read_by = names_by_cell(CODE)
-    twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
-    assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
-    assert set(read_by) <= set(set_by), set(read_by) - set(set_by)

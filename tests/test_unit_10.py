@@ -13,30 +13,20 @@ from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
 from helpers.serving import traces
 from helpers.serving.scheduler import Arrival, Scheduler, from_trace, poisson
-from tests.misconceptions.harness import ROOT, load
-from tests.rerun import folded, names_by_cell
-from tools.source import kind, solution_notebook, text
-from tools.units import Unit
+from tests.misconceptions.harness import ROOT
+from tests.prose import Prose
 
 SOURCE = ROOT / "solutions" / "10-sharing-the-machine" / "10-sharing-the-machine.py"
-TEXT = re.sub(r"\s+", " ", re.sub(r"^# ?", "", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+PROSE = Prose(SOURCE)
+TEXT, says = PROSE.text, PROSE.says
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=1, hidden=32, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=100
 )
 
 
-def says(text):
-    assert text in TEXT, f"unit 10 no longer says {text!r}; correct the prose or this test"
-
-
 @pytest.fixture(scope="module")
 def reference():
-    """The names that the setup cells and the reference answers define."""
-    unit, space = load(SOURCE), {"__name__": "__main__"}
-    for cell in unit.cells:
-        if cell.setup or cell.answer:
-            exec(compile(cell.source, "<unit 10>", "exec"), space)
-    return space
+    return PROSE.reference()
 
 
 def test_the_givens_of_the_predictions():
@@ -164,29 +154,3 @@ def test_the_machines_of_the_outlook(reference):
     says("140 of the first kind, or one of the second, and then there is no second chat")
     weights, chat = 15.0, 131_072 * 131_072 / 1e9
     assert -(-(weights + chat) // 0.23) == 140 and weights + chat < 44 < weights + 2 * chat
-
-
-CELLS = solution_notebook(Unit(ROOT, SOURCE.stem))["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-
-
-def test_learner_meets_the_first_blank_early():
-    assert [kind(cell) for cell in CELLS].index("answer") <= 6
-    lengths = sorted(len(text(cell).splitlines()) for cell in CODE)
-    assert lengths[len(lengths) // 2] <= 16
-
-
-def test_what_measures_is_short_or_folded_under_a_line_that_says_what_it_draws():
-    for before, cell in zip(CELLS, CELLS[1:], strict=False):
-        if folded(cell):
-            assert text(before).splitlines()[-1].startswith("The folded cell draws"), text(before)
-        elif kind(cell) == "measure":
-            assert len(text(cell).splitlines()) <= 22 and len([*filter(str.strip, text(cell).splitlines())]) <= 15
-
-
-def test_cells_can_be_run_again_in_any_order():
-    """A name that one cell reads and does not itself set first is set by one cell only."""
-    set_by, read_by = names_by_cell(CODE)
-    twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
-    assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
-    assert set(read_by) <= set(set_by), set(read_by) - set(set_by)

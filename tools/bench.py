@@ -32,11 +32,8 @@ from tools import bench_peers
 MODEL = "SmolLM2-135M"
 BATCHES = (1, 4)
 TOKENS, TOKENS_CONTEXTS = (1, 2, 4, 8), (16, 1024, 8192)  # newest tokens of a step, as in the verification of drafts
-ANSWERS, HELD, CHUNKS = (
-    4,
-    1024,
-    (4, 16, 64, 256),
-)  # answers beside a chunk of so many tokens, and what each has behind it
+ANSWERS, HELD = 4, 1024  # sessions that answer beside a chunk of a prompt, and tokens that each has behind it
+CHUNKS = (4, 16, 64, 256)  # tokens
 PEERS = ("transformers", "llama.cpp")
 BLOCK = 16  # tokens
 ATTENTION_TOKENS, ATTENTION_KV_HEADS, ATTENTION_LAYERS = 8192, 8, 8  # together far more than a processor's cache holds

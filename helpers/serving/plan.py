@@ -46,8 +46,11 @@ class Service:
     def tpot_seconds(self, levers: Iterable[Lever] = ()) -> float:
         """A decode step with `levers` in place, together."""
         levers = list(levers)
-        weights = self.weight_bytes * min([lever.weights for lever in levers], default=1.0)
-        return (weights + self.cache_bytes(levers)) / self.bytes_per_second
+        return (self.streamed_bytes(levers) + self.cache_bytes(levers)) / self.bytes_per_second
+
+    def streamed_bytes(self, levers: Iterable[Lever] = ()) -> float:
+        """Bytes of weights that a step reads."""
+        return self.weight_bytes * min([lever.weights for lever in levers], default=1.0)
 
     def cache_bytes(self, levers: Iterable[Lever] = ()) -> float:
         """Bytes of cache that a step reads, which is also what has to be held: a shared token counts once in both."""

@@ -349,8 +349,8 @@ from helpers import check
 check.grade("07.5", leave)
 ### BEGIN HIDDEN TESTS
 turns = [30, 30, 30, 20]
-cases = {(120, 60): 0, (119, 119): 1, (100, 60): 2, (100, 90): 1, (100, 20): 3}
-for (high, low), gone in cases.items():
+cuts = {(120, 60): 0, (119, 119): 1, (100, 60): 2, (100, 90): 1, (100, 20): 3}
+for (high, low), gone in cuts.items():
     assert leave(10, turns, high, low) == gone, f"high {high}, low {low}"
 assert leave(0, [500], 100, 50) == 0, "the question never leaves"
 ### END HIDDEN TESTS

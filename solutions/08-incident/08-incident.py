@@ -458,8 +458,11 @@ estimates.Table(columns, rows)
 # %% jupyter={"source_hidden": true}
 streams = {}
 for name, some in {"as it is": [], "with your four": ordered}.items():
-    weights = service.weight_bytes * min([lever.weights for lever in some], default=1)
-    streams[name] = {"weights": weights, "cache": service.cache_bytes(some)}
+    parts = {
+        "weights": service.streamed_bytes(some),
+        "cache": service.cache_bytes(some),
+    }
+    streams[name] = parts
 _ = drawings.step_bytes(streams, title="What one step of this service reads")
 
 # %% [markdown]

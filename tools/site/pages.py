@@ -88,7 +88,7 @@ def outputs(cell: dict) -> list[dict]:
                 )
     for output in kept:
         if output["output_type"] == "stream":
-            output["text"] = _lines(output["text"])
+            output["text"] = without_bars(output["text"])
     return [output for output in kept if output["output_type"] != "stream" or output["text"].strip()]
 
 
@@ -109,7 +109,7 @@ def _executed(unit: Unit) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def _lines(printed: str) -> str:
+def without_bars(printed: str) -> str:
     """Printed text as a terminal leaves it, what was overwritten after a carriage return gone, and without bars."""
     lines = [line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in ANSI.sub("", printed).split("\n")]
     return "\n".join(line for line in lines if not BAR.search(line))
