@@ -1,6 +1,7 @@
 """Answers that are asked for over a connection are to checks what they would be in one process, and nothing more."""
 
 import collections
+import contextlib
 import json
 import socket
 import threading
@@ -32,8 +33,12 @@ def asked():
         names = {"__name__": "__main__"}
         exec(compile(cell, "<cell>", "exec"), names)
         server = answering.Conversation(Connection(there.detach()), names)
-        thread = threading.Thread(target=server.serve, daemon=True)
-        thread.start()
+
+        def serve():
+            with contextlib.suppress(EOFError, OSError):  # who asked has gone while this side was at work, as in `main`
+                server.serve()
+
+        threading.Thread(target=serve, daemon=True).start()
         opened.append(Conversation(Connection(here.detach()), time.monotonic() + seconds))
         return opened[-1]
 
