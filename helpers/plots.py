@@ -211,6 +211,7 @@ def bars(
     stacked: bool = False,
     title: str = "",
     form: str = "{:,.3g}",
+    ylog: bool = False,
 ) -> Axes:
     """Bars over `labels`, beside or on top of each other, with their values written (`form`).
 
@@ -255,6 +256,8 @@ def bars(
     ax.set_xticks(places, labels)
     ax.margins(y=0.12 if len(series) == 1 else 0.25)  # room for the values, and for a legend
     ax.yaxis.set_major_formatter(FuncFormatter(_plain))
+    if ylog:
+        _log(ax, "y")
     _legend(ax)
     return ax
 
@@ -290,7 +293,8 @@ def calibration(estimates, ax: Axes | None = None, band: float = 1.5) -> Axes:
     ends = ends * [0.7, 1.4]
     ax.plot(ends, ends, color=GREY, linewidth=1)
     ax.fill_between(ends, ends / band, ends * band, color=GREY, alpha=0.15, linewidth=0)
-    ax.set(xscale="log", yscale="log")
+    _log(ax, "x")
+    _log(ax, "y")
     within = sum(1 / band <= e.ratio <= band for e in points)
     ax.set_title(f"{within} of {len(points)} predictions within a factor of {band:g}")
     _legend(ax)
@@ -394,10 +398,11 @@ def _plain(value: float, _) -> str:
 
 
 def _log(ax: Axes, which: str) -> None:
-    """A log axis labelled with plain numbers, at 1, 2 and 5 where it spans little."""
+    """A log axis labelled with plain numbers, at 1, 2 and 5 where it spans four decades at most."""
     ax.set(**{f"{which}scale": "log"})
     axis = getattr(ax, f"{which}axis")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high <= 1e4 * low else LogLocator(numticks=6))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 

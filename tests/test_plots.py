@@ -96,6 +96,15 @@ def test_bars_beside_and_stacked():
     assert sorted(patch.get_height() for patch in ax.patches) == [1, 2]
 
 
+def test_log_axes_have_plain_numbers():
+    ax = plots.bars(None, ["1", "2"], [3_360, 9.5], ylabel="perplexity (1)", ylog=True)
+    assert {"10", "1,000", "2,000"} < {label.get_text() for label in ax.get_yticklabels()}
+    ax = plots.calibration([Estimate("02.a", "ms", 0.2, 0.3), Estimate("06.b", "tokens", 4e5, 3e5)])
+    for axis in (ax.xaxis, ax.yaxis):
+        said = [label.get_text() for label in axis.get_ticklabels()]
+        assert {"1", "10,000"} < {*said} and len(said) < 9, said
+
+
 def test_heat_writes_every_value():
     ax = plots.heat(
         None,

@@ -4,10 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from helpers import data, plots
+from helpers import data, drawings
 from helpers.models import geometry, hf_config
 from helpers.models.geometry import Geometry
 from helpers.serving.incident import Model
@@ -92,28 +91,19 @@ def step(
     )
 
 
-def draw(found: Step, ax: Axes | None = None) -> Axes:
+def draw(found: Step) -> Axes:
     """The bar of a step's bytes, weights and cache, with TPOT and what does not fit in its title."""
-    if ax is None:
-        _, ax = plt.subplots(figsize=(8.2, 1.7))
-    ax.barh([0], [found.weight_bytes / 1e9], label="weights")
-    ax.barh([0], [found.kv_bytes / 1e9], left=[found.weight_bytes / 1e9], label="KV cache")
-    ax.set(yticks=[], xlabel="GB read in a step")
-    ax.set_title(
-        f"TPOT {found.tpot_seconds * 1e3:,.1f} ms at least; {found.held_bytes / 1e9:,.0f} of "
+    return drawings.step_bytes(
+        {"a step": {"weights": found.weight_bytes, "cache": found.kv_bytes}},
+        title=f"TPOT {found.tpot_seconds * 1e3:,.1f} ms at least; {found.held_bytes / 1e9:,.0f} of "
         f"{found.memory_bytes / 1e9:,.0f} GB" + ("" if found.fits else ": DOES NOT FIT"),
-        color="black" if found.fits else plots.VERMILION,
-        loc="left",
     )
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return ax
 
 
 def explore() -> None:
     """Sliders over `step`, where there is somebody to move them; elsewhere the picture of the incident."""
     if "COURSE_UNATTENDED" in os.environ:  # `make course`: a widget waited for its client for ever, once
         draw(step())
-        plt.show()
         return
     import ipywidgets  # here, because everything else runs without it
 
@@ -130,7 +120,6 @@ def explore() -> None:
             print(error)
             return
         draw(found)
-        plt.show()
 
     ipywidgets.interact(
         show,

@@ -760,8 +760,8 @@ for ax, (title, values) in zip(panels, tables.items(), strict=True):
         ylabel="perplexity (1)",
         title=title,
         form="{:,.2f}",
+        ylog="log scale" in title,
     )
-_ = panels[0].set_yscale("log")
 
 # %% [markdown]
 # **The claim.** *StreamingLLM makes decoding 22.2 times faster.* Up to that, say its authors (README of
