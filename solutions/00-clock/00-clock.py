@@ -548,16 +548,13 @@ for how, wait in (
 # token of history a key and a value in every layer, the *KV cache*. For Llama-3.1-8B that is:
 
 # %%
-llama = get("Llama-3.1-8B")
-contexts = [2_048, 32_768, 131_072]
-half = [kv_bytes(llama, n) / 2e9 for n in contexts]  # GB: keys are half, values half
-parts = {"weights": [weight_bytes(llama) / 1e9] * 3, "keys": half, "values": half}
-labels = dict(xlabel="history (tokens)", ylabel="read by one decode step (GB)")
-title = "Llama-3.1-8B, bfloat16, one session"
-plots.bars(
-    None, [f"{n:,}" for n in contexts], parts, stacked=True, title=title, **labels
-)
-plt.show()
+llama, streams = get("Llama-3.1-8B"), {}
+for n in (2_048, 32_768, 131_072):
+    half = kv_bytes(llama, n) / 2  # keys are half, values half
+    parts = {"weights": weight_bytes(llama), "keys": half, "values": half}
+    streams[f"{n:,} tokens"] = parts
+title = "What one decode step reads: Llama-3.1-8B, bfloat16, one session"
+_ = drawings.step_bytes(streams, title=title)
 
 # %% [markdown]
 # vLLM published how the time of a decode step grows with the history, on two GPUs and then on a third. The step

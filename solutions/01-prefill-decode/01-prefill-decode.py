@@ -517,19 +517,18 @@ steps = clock.sweep(at_128, seconds, floors=floors, label="decode")
 print(*(f"batch {b:2}: {t}" for b, t in steps.items()), sep="\n")
 
 # %% [markdown]
-# What one of these steps reads: the weights once, whatever the batch, and keys and values for each sequence.
+# What one pass reads. A prompt, however long, and a batch, however large, need the weights once. A step of the answer
+# also reads the keys and values that earlier passes left, for each sequence its own.
 
 # %%
-half = [(read[b] - decoder.weight_bytes) / 2e6 for b in batches]  # MB
-parts = {
-    "weights": [decoder.weight_bytes / 1e6] * len(batches),
-    "keys": half,
-    "values": half,
-}
-labels = dict(xlabel="batch (sequences)", ylabel="read by one step (MB)")
-title = f"{g.name}, 128 tokens of context each"
-ax = plots.bars(None, batches, parts, stacked=True, title=title, **labels)
-ax.margins(y=0.35)  # room for the legend
+longest = prompts[-1]
+streams = {f"prompt of {longest:,}": {"weights": decoder.weight_bytes}}
+for b in batches:
+    half = (read[b] - decoder.weight_bytes) / 2  # keys are half, values half
+    parts = {"weights": decoder.weight_bytes, "keys": half, "values": half}
+    streams[f"step, batch {b}"] = parts
+title = f"One pass of {g.name}, float32; 128 tokens of context"
+_ = drawings.step_bytes(streams, title=title)
 
 # %%
 flops = {b: decode_flops(g, 129, batch=b) for b in batches}

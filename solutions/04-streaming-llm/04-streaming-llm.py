@@ -597,6 +597,22 @@ for label in caches:
     predicted[label] = [1e3 * b / card.read_bytes_per_second for b in read_bytes]  # ms
     estimates.predict(f"04.tpot_ms_{label}_at_{longest}", predicted[label][-1], "ms")
 
+# %% [markdown]
+# What does such a step read? Rows of the cache are counted with your `kept`:
+
+# %% jupyter={"source_hidden": true}
+streams = {}
+for context in (contexts[0], longest):
+    for label, rows in (
+        ("full cache", context),
+        ("4 sinks + 256", len(kept(context - 1, 4, 256))),
+    ):
+        half = rows * row_bytes / 2  # keys are half, values half
+        parts = {"weights": model.weight_bytes, "keys": half, "values": half}
+        streams[f"{label}, {context:,} tokens"] = parts
+title = f"What one step reads: {model.geometry.name}, float32, batch {batch}"
+_ = drawings.step_bytes(streams, title=title)
+
 # %%
 engines = {label: (model, cache) for label, cache in caches.items()}
 timed = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)

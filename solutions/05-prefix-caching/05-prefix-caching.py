@@ -1045,6 +1045,19 @@ for p in prefixes:
         batch_steps[case, p] = point.at(p + own)
         step_bytes[case, p] = point.bytes_at(p + own)
 
+# %% [markdown]
+# The folded cell draws what such a step reads.
+
+# %% jupyter={"source_hidden": true}
+own_bytes, streams = batch * (own + 1) * 46_080, {}
+for p in (prefixes[0], longest):
+    for case in ("plain", "cascade"):
+        rest = step_bytes[case, p] - model.weight_bytes - own_bytes
+        parts = {"weights": model.weight_bytes, "shared prefix": rest}
+        streams[f"{case}, {p:,} shared"] = parts | {"own tokens": own_bytes}
+title = f"One step of {batch} sessions: {g.name}, float32, {own} own tokens each"
+_ = drawings.step_bytes(streams, title=title)
+
 # %%
 stepped = Clock(spot).sweep(batch_steps, **effort, label="decode steps")
 sides = [batch_steps[case, longest] for case in ("cascade", "plain")]

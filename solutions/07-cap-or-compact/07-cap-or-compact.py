@@ -135,6 +135,17 @@ for name, ms in right.items():
 ### END HIDDEN TESTS
 
 # %% [markdown]
+# The folded cell draws your four steps as bytes: those of the weights, and what your times leave for the caches.
+
+# %% jupyter={"source_hidden": true}
+streams = {
+    name: {"weights": 15.01e9, "8 caches": ms * 1e-3 * 3.35e12 - 15.01e9}
+    for name, ms in tpot_ms.items()
+}
+title = "What one step reads: Llama-3.1-8B, bfloat16, 8 sessions"
+_ = drawings.step_bytes(streams, title=title)
+
+# %% [markdown]
 # So how long may a session be? From above, TPOT decides: say that it may be 10 ms. From below, quality decides:
 # questions look back. Suppose that your logs say how often the answer lay within the last n tokens:
 #

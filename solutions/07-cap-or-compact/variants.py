@@ -25,6 +25,7 @@ TEXT = [
     "An {gpu} reads {tb:g} TB a second",
     "tokens · 131,072) ÷ {tb:g}e12",
     "tokens * 131_072) / {tb:g}e12",
+    "ms * 1e-3 * {tb:g}e12 - 15.01e9",
     "say that it may be {limit_ms:g} ms",
     "{limit_ms:g} ms at {tb:g} TB/s is a number of bytes",
     "paid from the same {limit_ms:g} ms",

@@ -531,6 +531,21 @@ turns = next((n for n in range(1, 99) if floor_ms(1, n) > 1.01 * floor_ms(1, 1))
 turn = f"from {turns} tokens a step on" if turns else "nowhere below 99 tokens a step"
 print(f"by the card, one session: arithmetic takes over {turn}")
 
+# %% [markdown]
+# And what is read for each token that comes out? A step with guesses reads hardly more than a plain one, and your 09.1
+# says how many tokens share it.
+# The folded cell draws the bytes of a step, divided by its tokens.
+
+# %% jupyter={"source_hidden": true}
+streams = {}
+for label, tokens in {"no guesses": 1, **tokens_a_step}.items():
+    width = 1 if label == "no guesses" else 1 + int(label.split()[-2])
+    half = step_caches[1].step_bytes(context + width) / 2  # keys are half, values half
+    parts = {"weights": model.weight_bytes, "keys": half, "values": half}
+    streams[label] = {part: size / tokens for part, size in parts.items()}
+title = f"Read for each new token: {g.name}, float32, one session at {context} tokens"
+_ = drawings.step_bytes(streams, title=title)
+
 
 # %%
 def step(b, width):

@@ -714,6 +714,21 @@ def share_left(size):
     return card.floor_seconds(model.weight_bytes + reads, flops) / apart
 
 
+# %% [markdown]
+# The folded cell draws what the two ways read, whatever the size of the chunk.
+
+# %% jupyter={"source_hidden": true}
+caches_read = {
+    f"caches of the {chats} answers": answering.step_bytes(before + 1),
+    "prompt so far": half_read.step_bytes(before),
+}
+streams = {
+    "one pass": {"weights": model.weight_bytes, **caches_read},
+    "one after the other": {"weights": 2 * model.weight_bytes, **caches_read},
+}
+title = f"What answers and a chunk read: {g.name}, float32, {before} tokens each"
+_ = drawings.step_bytes(streams, title=title)
+
 # %%
 for size in chunk_sizes:
     key = f"10.one_pass_ratio_chunk_{size}"
