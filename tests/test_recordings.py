@@ -2,6 +2,11 @@ import json
 import tempfile
 from dataclasses import asdict
 
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -96,3 +101,18 @@ def test_the_tool_records_decode_steps(capsys, monkeypatch, tmp_path):
     record.show(made)
     assert "8 tokens" in capsys.readouterr().out
     assert recordings.slug("AMD EPYC 9654 96-Core Processor, 2 threads") == "amd-epyc-9654-96-core-processor-2-threads"
+
+
+def test_the_shipped_curve_stands_beside_ones_own_where_there_is_one(capsys):
+    _, ax = plt.subplots()
+    recordings.beside(ax, 4, 4_096, "cpu")
+    (line,) = ax.get_lines()
+    shipped = recordings.load(recordings.DECODE)
+    x, seconds, _ = recordings.curve(shipped, "decode-batch-4")
+    assert line.get_xdata().tolist() == [n for n in x if n <= 4_096] and 8_192 in x
+    assert line.get_ydata().tolist() == pytest.approx([1e3 * s for s in seconds[:-1]])
+    assert shipped.device in line.get_label() and ax.get_ylim()[0] == 0
+    recordings.beside(ax, 16, 4_096, "cpu")
+    recordings.beside(ax, 1, 4_096, "cuda")  # a line of text
+    assert len(ax.get_lines()) == 1 and shipped.device in capsys.readouterr().out
+    plt.close("all")

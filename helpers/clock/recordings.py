@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 FORMAT = 2
+DECODE = "amd-epyc-2-threads"  # of those that ship: SmolLM2-135M, float32, full cache, at growing context
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 
 
@@ -235,3 +236,26 @@ def curve(recording: Recording, id: str) -> tuple[list[float], list[float], list
     """x, y and spread of one series: of times in seconds. Raises LookupError with the ids there are."""
     points = recording.find(id).points
     return [p.x for p in points], [p.y for p in points], [p.spread for p in points]
+
+
+def beside(ax, batch: int, longest: int, kind: str) -> None:
+    """Draw the shipped decode sweep, up to `longest` tokens, on axes that show TPOT (ms) over context; nothing where
+    this batch was not recorded.
+
+    Another `kind` of device ("cpu", "cuda", "mps") than the recording's gets a line of text: its times would leave the
+    picture no room.
+    """
+    recording = load(DECODE)
+    try:
+        series = recording.find(f"decode-batch-{batch}")
+    except LookupError:
+        return
+    points = [p for p in series.points if p.x <= longest]
+    x, ms = [p.x for p in points], [1e3 * p.y for p in points]
+    label = f"recorded, full cache: {recording.device}"
+    if kind != recording.machine["type"]:
+        print(f"{label}, batch {batch}, {ms[0]:.1f} → {ms[-1]:.1f} ms from {x[0]:,} to {x[-1]:,} tokens")
+        return
+    ax.plot(x, ms, color="0.4", linestyle=":", marker=".", label=label)
+    ax.set_ylim(bottom=0, auto=True)
+    ax.legend()

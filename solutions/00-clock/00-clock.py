@@ -41,7 +41,7 @@ cache = FullCache(model.geometry, 8_200, batch=sessions, device=spot)
 sweep = sweeps.decode_sweep({"": (model, cache)}, [16, 2_048, 4_096, 8_192])[""]
 live = [t.ms for t in sweep.values()]
 busy = " [busy]" * any(t.verdict == "busy" for t in sweep.values())
-recording = recordings.load("amd-epyc-2-threads")
+recording = recordings.load(recordings.DECODE)
 x, seconds, _ = recordings.curve(recording, "decode-batch-4")
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
 labels = dict(xlabel="history of each session (tokens)", ylabel="TPOT (ms)")

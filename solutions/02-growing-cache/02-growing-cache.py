@@ -30,7 +30,7 @@ plots.use()
 # %%
 from helpers.clock import recordings
 
-recorded = recordings.load("amd-epyc-2-threads")
+recorded = recordings.load(recordings.DECODE)
 chats = recorded.find("decode-batch-4")
 x, seconds, _ = recordings.curve(recorded, chats.id)
 curves = {f"recorded on {recorded.device}": [1e3 * y for y in seconds]}
@@ -427,7 +427,8 @@ for b, cache in caches.items():
 _ = drawings.step_bytes(streams, title=f"What one decode step reads, {g.name}, float32")
 
 # %% [markdown]
-# One panel per batch: your line, the measured points, and the gap between the two shaded.
+# One panel per batch: your line, the measured points, and the gap between the two shaded. Dotted: the same steps on the
+# machine of the first plot.
 
 
 # %% jupyter={"source_hidden": true}
@@ -437,6 +438,7 @@ def side_by_side(expected, title):
     for series, (b, ax) in enumerate(zip(batches, panels, strict=True)):
         panel = dict(series=series, title=f"Batch {b}: {title}{note}", **axes)
         plots.prediction(ax, contexts, expected[b], measured[b], spread[b], **panel)
+        recordings.beside(ax, b, longest, spot.type)
     return dict(zip(batches, panels, strict=True))
 
 

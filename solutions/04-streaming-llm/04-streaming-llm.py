@@ -453,8 +453,7 @@ assert (shares - torch.tensor(SHARES)).abs().max() < 2e-4, "the weights of three
 # exactly its own window, so that long texts can be read.
 
 # %%
-from helpers.clock import devices
-from helpers.clock import sweeps
+from helpers.clock import devices, recordings, sweeps
 from helpers.models import pretrained, text
 from helpers.caches import FullCache, SinkCache
 
@@ -572,7 +571,7 @@ for ids, found in ((tokens, share), (banana, other)):
 #
 # **What does it buy?** Decode steps from 16 tokens of history up, with the full cache and with yours. The prediction:
 # the bytes of weights and cache, over the bandwidth of your device card. After it the steps are timed, and a folded cell
-# draws both.
+# draws both, beside a full cache on another machine, as recorded.
 
 # %%
 card = devices.card(spot)
@@ -635,6 +634,7 @@ for series, label in enumerate(caches):
         series=series,
         title=f"SmolLM2-135M: the full cache, and 4 sinks + 256{note}",
     )
+recordings.beside(ax, batch, longest, spot.type)
 
 # %%
 why = "keys rotated at every read, perhaps launches"

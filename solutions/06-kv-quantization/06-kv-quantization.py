@@ -497,7 +497,7 @@ for (name, guess), default in zip(guesses.items(), as_it_came, strict=True):
 
 # %%
 from helpers.caches import RoundTripCache
-from helpers.clock import sweeps
+from helpers.clock import recordings, sweeps
 from helpers.kernels import quantize
 from helpers.quality.perplexity import perplexity
 
@@ -660,7 +660,7 @@ reasons = {timed[name][c].reason for name in caches for c in contexts} - {""}
 print(*sorted(reasons), sep="\n")
 
 # %% jupyter={"source_hidden": true}
-_ = plots.curve(
+ax = plots.curve(
     None,
     contexts,
     measured,
@@ -669,6 +669,7 @@ _ = plots.curve(
     ylabel="TPOT (ms)",
     title=f"One model, {len(caches)} ways to read its cache ({card.name})",
 )
+recordings.beside(ax, 1, contexts[-1], spot.type)
 
 # %% [markdown]
 # Which of the stories does each line tell? Below float32 at the right end: less memory *and* less time. Above it: less

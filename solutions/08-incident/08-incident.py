@@ -494,7 +494,7 @@ _ = ax.legend()
 
 # %%
 from helpers.caches import FullCache, Int8Cache
-from helpers.clock import devices, sweeps
+from helpers.clock import devices, recordings, sweeps
 from helpers.models import pretrained
 
 spot = devices.pick(device)
@@ -541,6 +541,12 @@ for case in ("8-bit cache", "capped", "both"):
     point = found[case]
     estimates.measured(key, point.ms / whole, verdict=point.verdict)
     print(f"{case}: {point.ms:.1f} ms, {point.ms / whole:.2f} of {whole:.1f} ms")
+recorded = recordings.load(recordings.DECODE)
+x, seconds, _ = recordings.curve(recorded, "decode-batch-4")
+then = dict(zip(x, seconds, strict=True))
+told = f"{1e3 * then[kept]:.1f} ms, {then[kept] / then[far]:.2f}"
+print(f"recorded, {recorded.device}, 4 sequences: capped {told}", end=" ")
+print(f"of {1e3 * then[far]:.1f} ms")
 estimates.report("08")
 
 # %% [markdown]
