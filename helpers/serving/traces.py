@@ -146,19 +146,21 @@ def hashed(requests: Iterable[Request], block_size: int, answers: bool = True) -
     check_int("hashed", "block_size", block_size, minimum=1)
     numbers: dict[tuple, int] = {}
 
-    def names(tokens: Sequence[int]) -> list[int]:
-        found, parent = [], -1
-        for start in range(0, len(tokens), block_size):
+    def names(tokens: Sequence[int], begin: Sequence[int] = ()) -> tuple[int, ...]:
+        """Of all blocks of `tokens`, of which the first are named `begin`."""
+        found, parent = list(begin), begin[-1] if begin else -1
+        for start in range(len(found) * block_size, len(tokens), block_size):
             # Two different blocks never get one number: the key is the whole block and its parent, not a hash.
             parent = numbers.setdefault((parent, tuple(tokens[start : start + block_size])), len(numbers))
             found.append(parent)
-        return found
+        return tuple(found)
 
     result = []
     for r in requests:
         stored = (*r.prompt, *r.answer[:-1]) if answers else r.prompt
-        ids = names(stored[: len(stored) // block_size * block_size])
-        result.append(HashedRequest(r.time_seconds, len(r.prompt), len(r.answer), tuple(names(r.prompt)), tuple(ids)))
+        kept = names(stored[: len(stored) // block_size * block_size])
+        asked = names(r.prompt, kept[: len(r.prompt) // block_size])
+        result.append(HashedRequest(r.time_seconds, len(r.prompt), len(r.answer), asked, kept))
     return result
 
 
