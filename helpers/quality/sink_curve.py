@@ -59,13 +59,11 @@ def measure(decoder: Decoder, tokens: torch.Tensor, grid: Iterable[tuple[int, in
                 cache = FullCache(geometry, len(tokens), dtype=decoder.dtype, device=device)
             else:
                 cache = SinkCache(geometry, len(tokens), sinks, window, dtype=decoder.dtype, device=device)
-            scored = (
-                losses(decoder, cache, tokens.to(device), done=lambda part: bar.to((len(points) + part) / len(caches)))[
-                    max(skip - 1, 0) :
-                ]
-                .cpu()
-                .double()
-            )  # MPS has no float64
+
+            def done(part: float, before: int = len(points)) -> None:
+                bar.to((before + part) / len(caches))
+
+            scored = losses(decoder, cache, tokens.to(device), done=done, skip=skip).cpu().double()  # MPS has none
             dense = scored if dense is None else dense
             above = scored - dense
             spread = float(above.std() / len(above) ** 0.5)
