@@ -68,6 +68,13 @@ def test_warm_up_outlasts_compilation_and_slow_first_calls():
     assert max(timed.samples) < 0.0101
 
 
+def test_steps_that_are_warm_are_run_for_their_samples_only():
+    device = SimulatedDevice()
+    steps = {name: device.kernel(seconds) for name, seconds in (("short", 1.0), ("long", 2.0))}
+    timed = simulated_clock(device).sweep(steps, budget_seconds=0.1, min_samples=3, warm=True)
+    assert [len(t.samples) for t in timed.values()] == [3, 3] and device.launches == 6
+
+
 def test_at_least_twenty_samples_even_beyond_the_budget():
     device = SimulatedDevice()
     assert len(simulated_clock(device).measure(device.kernel(1.0), budget_seconds=0.1).samples) == 20

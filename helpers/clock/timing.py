@@ -339,13 +339,15 @@ class Clock:
         seed: int = 0,
         label: str = "measuring",
         lead_in_seconds: float = 0.0,
+        warm: bool = False,
     ) -> dict[Hashable, Timing]:
         """Time several steps in turns: every round visits each of them once, in an order shuffled by `seed`.
 
         So drift and bursts of a shared machine hit all points alike, and not the last ones most.
         `budget_seconds` is for the whole sweep; `min_samples` rounds are made even beyond it. Calls
         of a step for `lead_in_seconds` go before each of its samples, not timed: needed where engines take turns,
-        since one engine's threads may go on waiting for work, on the next one's cores, for a while. An interrupt
+        since one engine's threads may go on waiting for work, on the next one's cores, for a while. `warm` says
+        that all steps have just run and take long: they are not run again to warm up. An interrupt
         (Ctrl-C, the stop button) keeps what has been measured and marks it `partial` (a step without a
         sample is left out); before the first sample it is raised again as Stopped.
 
@@ -368,7 +370,7 @@ class Clock:
             with self._lock(self.device), _no_garbage_collection():
                 calls = {}
                 for k, s in steps.items():
-                    calls[k] = self._warm_up(s, 0.25 * budget_seconds / len(steps))
+                    calls[k] = 1 if warm else self._warm_up(s, 0.25 * budget_seconds / len(steps))
                     bar.to(WARM_UP_SHARE * len(calls) / len(steps))
                 start, rounds, shuffle = self.now(), 0, random.Random(seed)
                 order = list(steps)

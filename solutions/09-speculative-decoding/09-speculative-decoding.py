@@ -688,7 +688,7 @@ for name in prompts:
 # %%
 runs = {key: partial(answer_to, *key) for key in answers}
 seconds, rounds = (8, 3) if budget == "quick" else (40, 9)
-spoken = Clock(spot).sweep(runs, seconds, rounds, label="answers")
+spoken = Clock(spot).sweep(runs, seconds, rounds, label="answers", warm=True)
 tpot = {key: 1e3 * t.median / len(answers[key].tokens) for key, t in spoken.items()}
 spread = {key: 1e3 * t.spread / len(answers[key].tokens) for key, t in spoken.items()}
 effects = {name: effect(spoken[name, 0], spoken[name, 4]) for name in prompts}
@@ -763,7 +763,8 @@ for name, plain_one, guessed in zip(names, crowds[4, 0], crowds[4, 4], strict=Tr
         f"{name}: {guessed.steps} steps for {len(guessed.tokens)} tokens; same: {same}"
     )
 runs_together = {key: partial(crowd, *key) for key in crowds}
-together = Clock(spot).sweep(runs_together, 4 * len(crowd_sizes), 3, label="batch")
+seconds = 4 * len(crowd_sizes)
+together = Clock(spot).sweep(runs_together, seconds, 3, label="batch", warm=True)
 crowd_effects = {b: effect(together[b, 0], together[b, 4]) for b in crowd_sizes}
 for b in crowd_sizes:
     waits = [max(one.steps for one in crowds[b, k]) for k in (0, 4)]
