@@ -31,7 +31,7 @@ from helpers.slips import diagnose
 
 __all__ = [
     "CheckFailed", "NotAnswered", "Wrong", "call", "choice", "close", "entries", "exercise", "grade", "hint", "number",
-    "part", "require", "seed", "share", "solution",
+    "near", "part", "require", "seed", "share", "solution",
 ]  # fmt: skip
 
 # An endless loop in a learner's code is stopped: one call of theirs, and a check as a whole, which may call it often.
@@ -61,6 +61,8 @@ class CheckFailed(Friendly, AssertionError):
 
 class NotAnswered(CheckFailed):
     """The blank is still blank."""
+
+    blank = ""  # its name
 
     def message(self) -> str:
         return f"… {self}. Fill in the cell above, run it, then run this one again."
@@ -105,7 +107,7 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
     exist and TypeError for a wrong number of answers are mistakes of the notebook, not of the learner.
 
     With `points` the parts of the exercise (see `part`) count singly: returns the share of `points` for those that
-    are right, and prints what is wrong with the others. If none is right it raises like any other.
+    are right, and prints what is wrong with each of the others. If none is right it raises, and says the same.
 
     `given` holds the numbers of an exercise that a variant of the course asks with others than the usual ones.
     """
@@ -120,13 +122,13 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
     try:
         with contextlib.redirect_stderr(noise), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if points is None:
+            if points is None or any(map(is_blank, answers)):
                 _refuse_blanks(name, bound.arguments)
             with _limit(CHECK_SECONDS):
                 said = function(*answers, **given)
             failed = [failure for failure in _parts if failure]
             if failed and (points is None or len(failed) == len(_parts)):
-                raise next((f for f in failed if isinstance(f, Wrong)), failed[0])
+                raise _whole(failed) if points else next((f for f in failed if isinstance(f, Wrong)), failed[0])
     except NotAnswered as failure:
         raise NotAnswered(str(failure).replace("this exercise", f"exercise {name}")) from None
     except CheckFailed as failure:
@@ -138,8 +140,10 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
             print(noise.getvalue().strip())
     _note(name, 1 - len(failed) / len(_parts) if failed else 1.0)
     if failed:
-        say(f"{len(_parts) - len(failed)} of {len(_parts)} right", *(f"✗ {f}" for f in failed))
-        return share(points * (1 - len(failed) / len(_parts)), points)
+        earned = share(points * (1 - len(failed) / len(_parts)), points)
+        right = f"{len(_parts) - len(failed)} of {len(_parts)} right, {pretty(earned)} of {points:g} points"
+        say(f"✗ {name}  {right}", *map(_line, failed), *filter(None, [_offer(name)]))
+        return earned
     if isinstance(said, str):
         _shown[:] = [said]
     say("  ".join([f"✓ {name}", *_shown]))
@@ -168,14 +172,42 @@ def share(earned, most: float) -> float:
     return min(max(earned, 0.0), float(most))
 
 
+def near(answer, expect: float, *, rel: float = 0.0, absolute: float = 0.0) -> bool:
+    """Whether `answer` is a number within `rel` of `expect`, or within `absolute`; for hidden tests of parts.
+
+    What is no number is not near, and does not keep the other parts from counting.
+    """
+    try:
+        return abs(_plain(answer, "it") - expect) <= max(rel * abs(expect), absolute)
+    except CheckFailed:
+        return False
+
+
+def _whole(failed: list[CheckFailed]) -> CheckFailed:
+    """What to raise where no part is right: it says what each of them wants, unless all are blank."""
+    if all(isinstance(failure, NotAnswered) for failure in failed):
+        return failed[0]
+    first, *others = sorted(failed, key=lambda failure: isinstance(failure, NotAnswered))
+    return Wrong("\n".join([str(first), *map(_line, others)]))
+
+
+def _line(failure: CheckFailed) -> str:
+    """What one part of several wants."""
+    return f"… {failure.blank} is not answered yet" if isinstance(failure, NotAnswered) else f"✗ {failure}"
+
+
 def _missed(name: str, failure: CheckFailed) -> CheckFailed:
     """The failure of exercise `name`, with an offer of help from the second one on."""
     failure.exercise = name
     _note(name, 0.0)
-    _misses[name] = _misses.get(name, 0) + 1
-    if _misses[name] > 1:
-        failure.offer = offer(name)
+    failure.offer = _offer(name)
     return failure
+
+
+def _offer(name: str) -> str:
+    """What to do about exercise `name`, missed once more: nothing the first time, nor where a grader asks."""
+    _misses[name] = _misses.get(name, 0) + 1
+    return offer(name) if _misses[name] > 1 and trial_seeds is None else ""
 
 
 def _note(name: str, share: float) -> None:
@@ -382,7 +414,9 @@ def find(name: str) -> Callable:
 
 
 def _blank(name: str) -> NotAnswered:
-    return NotAnswered(f"this exercise is not answered yet ({name} is still blank)")
+    failure = NotAnswered(f"this exercise is not answered yet ({name} is still blank)")
+    failure.blank = name
+    return failure
 
 
 def _refuse_blanks(name: str, answers: dict) -> None:

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import linecache
 import math
+import random
 import signal
 import sys
 import time
@@ -461,15 +462,32 @@ def parted():
 def test_parts_count_singly_and_say_what_each_wants(parted, capsys):
     assert check.grade("99.77", {"a": 1, "b": 5, "c": None}, points=3) == 1.0
     said = capsys.readouterr().out
-    assert "1 of 3 right" in said and "✗ b is 5" in said and "c is still blank" in said
+    assert said.startswith("✗ 99.77  1 of 3 right, 1 of 3 points\n✗ b is 5: ")
+    assert said.endswith("\n… c is not answered yet\n")
     assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}, points=3) == 3.0
-    with pytest.raises(check.Wrong):
-        check.grade("99.77", {"a": 0, "b": 0, "c": 0}, points=3)
+    with pytest.raises(check.Wrong) as caught:
+        check.grade("99.77", {"a": None, "b": 0, "c": 7}, points=3)
+    b, c, a = str(caught.value).splitlines()
+    assert b.startswith("b is 0: ") and c.startswith("✗ c is 7: ") and a == "… a is not answered yet"
     with pytest.raises(check.NotAnswered):
         check.grade("99.77", {"a": None, "b": None, "c": None}, points=3)
     with pytest.raises(check.Wrong, match="b is 5"):
         check.grade("99.77", {"a": 1, "b": 5, "c": 3})
     assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}) is None
+
+
+def test_help_is_offered_after_the_second_miss_of_a_part_and_never_by_a_grader(parted, capsys, monkeypatch):
+    monkeypatch.setattr(check, "offer", lambda name: f"Stuck with {name}?")
+    monkeypatch.setattr(check, "_misses", {})
+    for trial_seeds, offered in ((None, False), (None, True), (random.Random(0), False)):
+        monkeypatch.setattr(check, "trial_seeds", trial_seeds)
+        check.grade("99.77", {"a": 1, "b": 5, "c": 3}, points=3)
+        assert ("Stuck with 99.77?" in capsys.readouterr().out) == offered
+
+
+def test_what_is_near_enough_is_a_number():
+    assert check.near(np.float32(11), 10, rel=0.1) and check.near("7", 7) is False and check.near(7.5, 7, absolute=0.5)
+    assert not any(check.near(nothing, 0, absolute=1) for nothing in (None, ..., "0", [0], math.nan, True))
 
 
 def test_a_share_of_points_is_a_plain_number_within_bounds():

@@ -83,10 +83,24 @@ def test_wrong_answer_is_told_why(unit, exercise, index):
     assert isinstance(outcome.error, AssertionError), f"accepted, or crashed: {outcome.error!r}"
     assert phrase.lower() in str(outcome.error).lower(), str(outcome.error)
     assert outcome.stderr == ""
+    _loses_its_part(unit, exercise, snippet, outcome)
     said = exercises.line(outcome.error)
     assert not UNNAMED.search(said), f"{exercise}: no slip is named for {snippet}: {said}"
     page = TOLD.get((exercise, index), "nothing")
     assert NUMBERS.sub("#", said) == NUMBERS.sub("#", page), "docs/exercises.md is old: run `make exercises`"
+
+
+def _loses_its_part(unit, exercise, snippet, outcome):
+    """The points of each part that is told to be wrong and no others; a hidden test takes no more from it."""
+    points = next(cell.points for cell in unit.cells if cell.test == exercise)
+    counted = re.match(r"(\d+) of (\d+) right, ", str(outcome.error))
+    if counted is None:
+        assert outcome.score == 0
+        return
+    right, parts = map(int, counted.groups())
+    told = [line for line in str(outcome.error).splitlines()[1:] if line.startswith(("✗ ", "… "))]
+    assert 0 < right < parts == right + len(told) and outcome.score == points * right / parts
+    assert unit.run(exercise, snippet, visible=True).score == outcome.score
 
 
 @pytest.mark.parametrize("unit, exercise, snippet", NEAR)
@@ -171,7 +185,7 @@ def test_what_the_check_accepts_the_hidden_tests_accept(unit, exercise):
 @pytest.mark.parametrize("unit, exercise", EXERCISES)
 def test_hidden_tests_hold_without_the_checker(unit, exercise, monkeypatch):
     """A learner who replaces check.grade in the kernel still fails the hidden literals."""
-    monkeypatch.setattr("helpers.check.grade", lambda *args: None)
+    monkeypatch.setattr("helpers.check.grade", lambda *answers, points=None: points)
     assert unit.run(exercise).error is None
     assert unit.run(exercise, untouched=True).error is not None
     caught = [unit.run(exercise, snippet).error is not None for snippet, _ in known(unit)[0][exercise]]
@@ -181,5 +195,5 @@ def test_hidden_tests_hold_without_the_checker(unit, exercise, monkeypatch):
 def _ends_in_value(source: str) -> bool:
     last = ast.parse(source).body[-1]
     return isinstance(last, ast.Expr) and not (
-        isinstance(last.value, ast.Call) and getattr(last.value.func, "attr", "") in {"grade", "print"}
+        isinstance(last.value, ast.Call) and getattr(last.value.func, "attr", "") in {"grade", "print", "share"}
     )

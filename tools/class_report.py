@@ -12,6 +12,7 @@ from tools.predictions import Quantity
 
 HARD = 0.5  # an exercise that fewer than half of those who answered it have right
 MOST_MESSAGES = 6
+COUNTED = re.compile(r"✗ \S+\s+\d+ of \d+ right, ")
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -59,7 +60,7 @@ def _exercise(name: str, given: list[Exercise]) -> str:
     part = sum(not e.full and (e.points or 0) > 0 for e in given)
     blank = sum(not e.answered for e in given)
     wrong = len(given) - full - part - blank
-    slips = Counter(_slip(e) for e in given if not e.full and e.answered)
+    slips = Counter(slip for e in given if not e.full and e.answered for slip in _slips(e))
     told = "".join(f"<div>{count} × {html.escape(slip)}</div>" for slip, count in slips.most_common(MOST_MESSAGES))
     rest = sum(slips.values()) - sum(count for _, count in slips.most_common(MOST_MESSAGES))
     late = sum(e.timed_out for e in given)
@@ -74,10 +75,16 @@ def _exercise(name: str, given: list[Exercise]) -> str:
     )
 
 
-def _slip(exercise: Exercise) -> str:
-    """A message without the learner's own numbers, so that equal slips are counted together."""
-    message = re.sub(r"^✗ \S+\s+", "", exercise.message.split("\n")[0])
-    return re.sub(r"\bis -?[\d.,]+(e[+-]?\d+)?\b", "is …", message)[:160] or "no message"
+def _slips(exercise: Exercise) -> list[str]:
+    """What was said, without the learner's own numbers, so that equal slips are counted together.
+
+    An exercise that gives points for each of its parts has a line for each that is wrong.
+    """
+    first, *others = exercise.message.split("\n")
+    parts = [line.removeprefix("✗ ") for line in others if line.startswith("✗ ")]
+    if not parts or not COUNTED.match(first):
+        parts.insert(0, re.sub(r"^✗ [\d.]+[a-z]?\s+", "", first))
+    return [re.sub(r"\bis -?[\d.,]+(e[+-]?\d+)?\b", "is …", part)[:160] or "no message" for part in parts]
 
 
 def _bar(full: float, part: float, wrong: float) -> str:

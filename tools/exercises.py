@@ -36,7 +36,7 @@ def page(told: Callable[[harness.Unit, str, int], str]) -> str:
         wrong, right = harness.known(runs)
         asked = {name: question(cells, name) for name in graded(cells)}
         rows = [
-            f"| [{name}](#{_anchor(name, points, minutes(asked[name], name))}) | {points} | "
+            f"| [{name}](#{_anchor(name, points, minutes(asked[name], name))}) | {points}{_in_parts(cells, name)} | "
             f"{minutes(asked[name], name)} | {len(wrong.get(name, ())) or 'marked by a person'} |"
             for name, points in graded(cells).items()
         ]
@@ -59,6 +59,12 @@ def graded(cells: list[dict]) -> dict[str, int]:
     """{exercise: points} of a notebook, in order; those that a person marks among them."""
     found = [c["metadata"].get("nbgrader", {}) for c in cells]
     return {g["grade_id"].split("-", 1)[1].replace("-", "."): g["points"] for g in found if g.get("grade")}
+
+
+def _in_parts(cells: list[dict], name: str) -> str:
+    """What to say of an exercise that gives points for each of its numbers."""
+    test = next((text(c) for c in cells if c["id"] == f"test-{_dashed(name)}"), "")
+    return ", for each number its share" if "check.share(" in test else ""
 
 
 def question(cells: list[dict], name: str) -> str:

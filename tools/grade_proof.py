@@ -48,7 +48,7 @@ class Case:
     content: bytes
     expect: str
     path: str = ""
-    lost: str = ""  # the exercise that must earn nothing
+    lost: tuple[str, float] | None = None  # an exercise, and what the learner was told that it earns
 
 
 def cases(units: list[Unit], given: dict | None = None) -> list[Case]:
@@ -59,9 +59,10 @@ def cases(units: list[Unit], given: dict | None = None) -> list[Case]:
         made += [Case(f"reference-{unit.number}", unit, _bytes(read(unit.solution)), FULL)]
         made += [Case(f"blank-{unit.number}", unit, _bytes(read(unit.release)), ZERO)]
         wrong = [(e, snippet) for e, found in known.get(unit.name, ({}, {}))[0].items() for snippet, _ in found]
+        runs = harness.of(unit.name, read(unit.solution))
         for i, (exercise, snippet) in enumerate(dice.sample(wrong, min(WRONG_A_UNIT, len(wrong)))):
-            notebook = _appended(read(unit.solution), exercise, snippet)
-            made.append(Case(f"wrong-{unit.number}-{i}", unit, _bytes(notebook), LESS, lost=exercise))
+            notebook, earns = _appended(read(unit.solution), exercise, snippet), runs.run(exercise, snippet).score
+            made.append(Case(f"wrong-{unit.number}-{i}", unit, _bytes(notebook), LESS, lost=(exercise, earns)))
     for i, (name, attack) in enumerate(ATTACKS.items()):
         unit = units[i % len(units)]
         made.append(Case(f"hostile {name}", unit, _bytes(_attacked(read(unit.release), attack)), NOTHING))
@@ -214,12 +215,16 @@ def _unlike(case: Case, row: dict | None) -> str:
     held = {
         FULL: not human and row["score"] == row["max_score"],
         ZERO: not human and score == 0,
-        LESS: not human and score < float(row["max_score"] or 0) and row.get(case.lost) == "0",
+        LESS: not human and score < float(row["max_score"] or 0) and _earns(row, case.lost),
         HUMAN: human,
         NOTHING: human or score == 0,
     }[case.expect]
     said = f"{row['score']}/{row['max_score']} {row['status']} {row['note']}"
     return "" if held else f"expected {case.expect}, got {said}"
+
+
+def _earns(row: dict, told: tuple[str, float] | None) -> bool:
+    return told is None or row.get(told[0]) == f"{told[1]:g}"
 
 
 def _hand_in(made: list[Case], folder: Path) -> None:

@@ -28,13 +28,13 @@ def report(result: Result) -> str:
             if exercise.full or not exercise.answered
             else exercise.message
         )
-        indented = note.replace("\n", "\n" + " " * 18)
+        indented = note.replace("\n", "\n" + " " * 19)
         points = "?" if exercise.points is None else f"{exercise.points:g}"
-        lines.append(f"  {mark} {exercise.id:<6} {points:>2}/{exercise.max_points:<2g}   {indented}".rstrip())
+        lines.append(f"  {mark} {exercise.id:<6} {points:>3}/{exercise.max_points:<2g}   {indented}".rstrip())
     for page in result.marked:
         points = "?" if page.points is None else f"{page.points:g}"
         note = page.message or ("a person marks this page" if page.points is None else "")
-        lines.append(f"  – {page.id:<6} {points:>2}/{page.max_points:<2g}   {note}".rstrip())
+        lines.append(f"  – {page.id:<6} {points:>3}/{page.max_points:<2g}   {note}".rstrip())
     if result.problem:
         lines.append(f"  {result.problem}")
     return "\n".join(lines)

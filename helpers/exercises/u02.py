@@ -8,7 +8,7 @@ import types
 import torch
 
 from helpers import data
-from helpers.check import Wrong, call, entries, exercise, number, require
+from helpers.check import Wrong, call, entries, exercise, number, part, require
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import Geometry, catalogue, get
 
@@ -22,7 +22,8 @@ def kv_bytes_of_six_models(kv_bytes_of, *, models=SIX):
     for name in models:
         g = get(name)
         expect = kv_bytes(g, tokens=1, dtype=torch.bfloat16)
-        number(kv_bytes_of[name], expect, unit="bytes", rel=1e-6, slips=_kv_slips(g, expect), name=name)
+        with part():
+            number(kv_bytes_of[name], expect, unit="bytes", rel=1e-6, slips=_kv_slips(g, expect), name=name)
     wide = get(models[3])
     return (
         f"In two models the obvious formula goes wrong: {models[3]}'s head_dim is a number of its own (hidden ÷ query "
@@ -280,7 +281,8 @@ def the_incident(incident):
         }
         # What counts is how much is added to 1: rounding to two decimals may pass, a growth that is off may not.
         near = min(0.01 * factor, 0.03 * (factor - 1))
-        number(incident[name], factor, rel=0, absolute=near, slips=slips, name=name)
+        with part():
+            number(incident[name], factor, rel=0, absolute=near, slips=slips, name=name)
     batches = {}
     for kind, per_token in kinds.items():
         batches[kind] = expect = 2 * weights / (27_000 * per_token)
@@ -297,7 +299,8 @@ def the_incident(incident):
             "You made cache and weights equal at 30,000 tokens; that doubles TPOT at most.": weights
             / (30_000 * per_token),
         }
-        number(incident[name], expect, unit="sequences", rel=0.02, slips=slips, name=name)
+        with part():
+            number(incident[name], expect, unit="sequences", rel=0.02, slips=slips, name=name)
     mha, gqa = (f"{40 * factors[kind]:.0f} ms" for kind in kinds)
     return (
         f"For one user the claim is false: 40 ms become {mha} with MHA and {gqa} with the real model. It comes true "

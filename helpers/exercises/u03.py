@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from helpers.check import Wrong, call, choice, close, entries, exercise, number, require
+from helpers.check import Wrong, call, choice, close, entries, exercise, number, part, require
 from helpers.exercises.traffic import Traffic
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import MLA, get
@@ -65,7 +65,8 @@ def check_kv_bytes_of(kv_bytes_of, *, models=SIX):
                 slips["You took hidden / query heads as head_dim. Here head_dim is a number of its own."] = (
                     expect * (g.hidden // g.q_heads) / g.head_dim
                 )
-        number(value, expect, unit="bytes", rel=1e-6, slips=slips, name=name)
+        with part():
+            number(value, expect, unit="bytes", rel=1e-6, slips=slips, name=name)
 
 
 @exercise("03.2")
@@ -114,7 +115,8 @@ def check_times_smaller(times_smaller):
     }
     for name, value in entries("times_smaller", times_smaller, checks):
         expect, slips = checks[name]
-        number(value, expect, rel=1.5e-2, unit="times", slips=slips, name=name)
+        with part():
+            number(value, expect, rel=1.5e-2, unit="times", slips=slips, name=name)
     llama = get("Llama-2-7b-hf")
     return (
         f'"10 to 100" is true against MHA: {own:.0f} times against the {heads} heads of V3 itself, and '

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from helpers.check import Wrong, call, close, entries, exercise, number, require
+from helpers.check import Wrong, call, close, entries, exercise, number, part, require
 from helpers.exercises import block_trial
 from helpers.exercises.traffic import Traffic
 from helpers.models.counts import kv_bytes
@@ -76,7 +76,8 @@ def hit_tokens_of_six_prompts(hits, *, system=40, question=30, answer=50):
     }
     entries("hits", hits, list(cases))
     for name, (expect, slips) in cases.items():
-        number(hits[name], expect, unit="tokens", rel=0, slips=slips, name=name)
+        with part():
+            number(hits[name], expect, unit="tokens", rel=0, slips=slips, name=name)
 
 
 @exercise("05.2")

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from helpers.caches import Fp8Cache, Int4TokenCache, Int8Cache
-from helpers.check import call, close, entries, exercise, number, require
+from helpers.check import call, close, entries, exercise, number, part, require
 from helpers.kernels import quantize
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import get
@@ -46,7 +46,8 @@ def quantized_bytes(counts, *, model="Llama-3.1-8B"):
             slips["You counted the scale and forgot the zero."] = vectors * (levels + extra // 2)
         else:
             slips["This scheme has no scales: one byte a number and nothing else."] = vectors * (levels + 2)
-        number(counts[name], expect, unit="bytes", rel=1e-6, slips=slips, name=name)
+        with part():
+            number(counts[name], expect, unit="bytes", rel=1e-6, slips=slips, name=name)
 
 
 @exercise("06.2")

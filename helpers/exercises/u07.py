@@ -6,7 +6,7 @@ import itertools
 from numbers import Integral
 
 from helpers import data
-from helpers.check import Wrong, call, entries, exercise, number, require
+from helpers.check import Wrong, call, entries, exercise, number, part, require
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import get
 from helpers.serving.sessions import Usage, shrink
@@ -41,7 +41,8 @@ def tpot_of_each_policy(tpot_ms, *, gpu="H100 SXM"):
         if other:
             moment = "just after a compaction, a session has 3,000" if tokens == 3_000 else "here a session has 8,000"
             slips[f"The other mark: {moment} tokens."] = 1e3 * (WEIGHTS + SESSIONS * other * _token_bytes()) / bandwidth
-        number(tpot_ms[name], expect, unit="ms", rel=0.01, slips=slips, name=name)
+        with part():
+            number(tpot_ms[name], expect, unit="ms", rel=0.01, slips=slips, name=name)
 
 
 @exercise("07.2")
@@ -58,14 +59,16 @@ def safe_window(window, *, gpu="H100 SXM", limit_ms=10):
             "The weights are read once a step, not once a session.": (readable - sessions * WEIGHTS)
             / (sessions * token),
         }
-        number(window[name], expect, unit="tokens", rel=0.01, slips=slips, name=name)
+        with part():
+            number(window[name], expect, unit="tokens", rel=0.01, slips=slips, name=name)
     slips = {
         "93 % lies below the floor of 95 %.": 4_000,
         "6,000 keeps 97 % already; the shortest that keeps the floor is asked.": [8_000, 12_000],
         "81 % and 62 % lie below the floor of 95 %.": [1_000, 2_000],
         "Of the n in the table: what lies between 4,000 and 6,000 was not measured.": [5_000, 5_001],
     }
-    number(window["shortest"], 6_000, unit="tokens", rel=0, slips=slips, name="shortest")
+    with part():
+        number(window["shortest"], 6_000, unit="tokens", rel=0, slips=slips, name="shortest")
     exact = room / (6_000 * token)
     slips = {
         "Sessions come whole: round down, or TPOT is above its limit.": [exact, int(exact) + 1],
@@ -77,7 +80,8 @@ def safe_window(window, *, gpu="H100 SXM", limit_ms=10):
         "With 4,000 tokens each the quality is below its floor.": room // (4_000 * token),
         "With 8,000 tokens each; 6,000 are enough.": room // (8_000 * token),
     }
-    number(window["most sessions"], int(exact), unit="sessions", rel=0, slips=slips, name="most sessions")
+    with part():
+        number(window["most sessions"], int(exact), unit="sessions", rel=0, slips=slips, name="most sessions")
 
 
 @exercise("07.3")
@@ -394,16 +398,16 @@ PARTS = {
 def found_in(order) -> tuple[int, int]:
     """Tokens found from one turn to the next, and from a compaction to the turn after it, with the parts in `order`."""
     usual = after = 0
-    for part in order:
-        if part == "time of day":
+    for name in order:
+        if name == "time of day":
             break
-        usual += PARTS[part]
-        if part == "recent turns":  # found as they were, then the new question: nothing behind it is where it was
+        usual += PARTS[name]
+        if name == "recent turns":  # found as they were, then the new question: nothing behind it is where it was
             break
-    for part in order:
-        if part not in STABLE:
+    for name in order:
+        if name not in STABLE:
             break
-        after += PARTS[part]
+        after += PARTS[name]
     return usual, after
 
 

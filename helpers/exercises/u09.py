@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers import data
-from helpers.check import Wrong, call, close, entries, exercise, number, require
+from helpers.check import Wrong, call, close, entries, exercise, number, part, require
 from helpers.serving import speculation
 
 
@@ -25,13 +25,15 @@ def tokens_of_a_step(tokens_a_step, *, high=0.8, low=0.3):
             "You counted only the step in which all guesses hold.": 1 + k * alpha**k,
         }
         # Three digits: the last of 16 guesses brings 0.6 %.
-        number(tokens_a_step[name], right, unit="tokens", rel=0.005, slips=_apart(slips, right), name=name)
+        with part():
+            number(tokens_a_step[name], right, unit="tokens", rel=0.005, slips=_apart(slips, right), name=name)
     slips = {
         "All guesses hold, and the model's own token behind them comes with the same step.": 4,
         "The formula is 0 ÷ 0 at α = 1; the sum 1 + α + α² + … is not.": 0,
         "Only four guesses are made; the step ends there.": 17,
     }
-    number(tokens_a_step["α 1, 4 guesses"], 5, unit="tokens", rel=0.01, slips=slips, name="α 1, 4 guesses")
+    with part():
+        number(tokens_a_step["α 1, 4 guesses"], 5, unit="tokens", rel=0.01, slips=slips, name="α 1, 4 guesses")
 
 
 @exercise("09.2")
@@ -67,7 +69,8 @@ def tokens_at_the_ridge(free_tokens, *, laptop=(60, 360), gpu="H100 SXM"):
                 2 * ridge / width / sessions,
             ],
         }
-        number(free_tokens[name], right, unit="tokens", rel=0.01, slips=_apart(slips, right), name=name)
+        with part():
+            number(free_tokens[name], right, unit="tokens", rel=0.01, slips=_apart(slips, right), name=name)
 
 
 @exercise("09.3")

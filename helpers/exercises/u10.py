@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Integral
 
-from helpers.check import Wrong, call, entries, exercise, number, require
+from helpers.check import Wrong, call, entries, exercise, number, part, require
 
 WEIGHTS, CACHE, BANDWIDTH, FLOPS = 15.0e9, 131_072, 3.35e12, 495e12  # bytes (and FLOP a token), bytes a token, per s
 
@@ -264,7 +264,8 @@ def attention(attention):
     }
     entries("attention", attention, list(cases))
     for name, (expect, unit, rel, slips) in cases.items():
-        number(attention[name], expect, unit=unit, rel=rel, slips=slips, name=name)
+        with part():
+            number(attention[name], expect, unit=unit, rel=rel, slips=slips, name=name)
 
 
 @exercise("10.5")

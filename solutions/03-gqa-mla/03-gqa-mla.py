@@ -99,7 +99,7 @@ kv_bytes_of = {
 # %% test="03.1" points=3
 from helpers import check
 
-check.grade("03.1", kv_bytes_of)
+earned = check.grade("03.1", kv_bytes_of, points=3)
 ### BEGIN HIDDEN TESTS
 right = {
     "Llama-2-7b-hf": 524_288,
@@ -109,9 +109,12 @@ right = {
     "DeepSeek-V2-Lite": 31_104,
     "DeepSeek-V3": 70_272,
 }
-for name, value in right.items():
-    assert abs(float(kv_bytes_of[name]) - value) < 1, f"{name} is off"
+agree = [
+    check.near(kv_bytes_of[name], value, absolute=1) for name, value in right.items()
+]
+earned = min(earned, 3 * sum(agree) / 6)
 ### END HIDDEN TESTS
+check.share(earned, 3)
 
 # %% [markdown]
 # **Exercise 03.2** (6 minutes). Three popular sentences: "GQA-8 shrinks the cache 8 times", "Maverick has GQA-8, so 8
@@ -151,7 +154,7 @@ times_smaller = {
 # %% test="03.2" points=2
 from helpers import check
 
-check.grade("03.2", times_smaller)
+earned = check.grade("03.2", times_smaller, points=2)
 ### BEGIN HIDDEN TESTS
 right = {
     "Maverick: GQA over MHA": 5.0,
@@ -159,9 +162,12 @@ right = {
     "V3: MLA over GQA-8": 3.556,
     "V3: MLA over MQA": 0.4444,
 }
-for name, value in right.items():
-    assert abs(float(times_smaller[name]) / value - 1) < 0.016, f"{name} is off"
+agree = [
+    check.near(times_smaller[name], value, rel=0.016) for name, value in right.items()
+]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # Ten models, from their configs, beside what they would store if every query head kept a key and a value of its own.

@@ -108,7 +108,7 @@ hits = {
 # %% test="05.1" points=3
 from helpers import check
 
-check.grade("05.1", hits)
+earned = check.grade("05.1", hits, points=3)
 ### BEGIN HIDDEN TESTS
 right = {
     "same system prompt, other question": 32,
@@ -118,9 +118,10 @@ right = {
     "15 tokens, sent twice": 0,
     "next turn, prompts kept only": 64,
 }
-for name, tokens in right.items():
-    assert abs(float(hits[name]) - tokens) < 1e-6, f"{name} is off"
+agree = [check.near(hits[name], value, absolute=1e-6) for name, value in right.items()]
+earned = min(earned, 3 * sum(agree) / 6)
 ### END HIDDEN TESTS
+check.share(earned, 3)
 
 # %% [markdown]
 # Sessions that share a block share its bytes. **Exercise 05.2** (3 minutes). Llama-3.1-8B, 131,072 bytes a token. 50

@@ -81,14 +81,18 @@ quantized_bytes = {
 # %% test="06.1" points=2
 from helpers import check
 
-check.grade("06.1", quantized_bytes)
+earned = check.grade("06.1", quantized_bytes, points=2)
 ### BEGIN HIDDEN TESTS
 right = {"fp8, no": 65_536, "int8, a": 66_560, "of 64": 36_864, "of 32": 40_960}
-for name, value in quantized_bytes.items():
-    expect = next(right[part] for part in right if part in name)
-    assert abs(float(value) - expect) < 0.5, f"{name} is off"
-assert len(quantized_bytes) == 4, "four schemes"
+agree = [
+    check.near(value, right[part], absolute=0.5)
+    for name, value in quantized_bytes.items()
+    for part in right
+    if part in name
+]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # "INT4 quarters the cache" is what most articles say. You just counted 28 % and 31 %.

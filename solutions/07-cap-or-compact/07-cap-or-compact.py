@@ -122,7 +122,7 @@ tpot_ms = {
 # %% test="07.1" points=2
 from helpers import check
 
-check.grade("07.1", tpot_ms)
+earned = check.grade("07.1", tpot_ms, points=2)
 ### BEGIN HIDDEN TESTS
 right = {
     "nothing done, at 30,000": 13.871,
@@ -130,9 +130,10 @@ right = {
     "compacted, just before": 6.985,
     "compacted, just after": 5.420,
 }
-for name, ms in right.items():
-    assert abs(float(tpot_ms[name]) / ms - 1) < 0.011, f"{name} is off"
+agree = [check.near(tpot_ms[name], value, rel=0.011) for name, value in right.items()]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # The folded cell draws your four steps as bytes: those of the weights, and what your times leave for the caches.
@@ -185,14 +186,18 @@ window = {
 # %% test="07.2" points=2
 from helpers import check
 
-check.grade("07.2", window)
+earned = check.grade("07.2", window, points=2)
 ### BEGIN HIDDEN TESTS
-right = {"longest, 8 sessions": 17_633, "longest, 24 sessions": 5_878}
-for name, tokens in right.items():
-    assert abs(float(window[name]) / tokens - 1) < 0.011, f"{name} is off"
-assert abs(float(window["shortest"]) - 6_000) < 1e-6, "the quality floor is off"
-assert abs(float(window["most sessions"]) - 23) < 1e-6, "the sessions are off"
+right = {  # and how far off it may be
+    "longest, 8 sessions": (17_633, 0.011),
+    "longest, 24 sessions": (5_878, 0.011),
+    "shortest": (6_000, 1e-9),
+    "most sessions": (23, 1e-9),
+}
+agree = [check.near(window[name], n, rel=off) for name, (n, off) in right.items()]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # Now the prefix cache of unit 05: what is found is the longest common beginning with something the model has

@@ -105,7 +105,7 @@ tokens_a_step = {
 # %% test="09.1" points=2
 from helpers import check
 
-check.grade("09.1", tokens_a_step)
+earned = check.grade("09.1", tokens_a_step, points=2)
 ### BEGIN HIDDEN TESTS
 right = {
     "α 0.8, 4 guesses": 3.3616,
@@ -113,9 +113,12 @@ right = {
     "α 0.8, 16 guesses": 4.8874,
     "α 1, 4 guesses": 5.0,
 }
-for name, tokens in right.items():
-    assert abs(float(tokens_a_step[name]) / tokens - 1) < 0.011, f"{name} is off"
+agree = [
+    check.near(tokens_a_step[name], value, rel=0.011) for name, value in right.items()
+]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # And what does the longer step cost? It reads each weight once, for one token or for twenty, and the cache once.
@@ -158,7 +161,7 @@ free_tokens = {
 # %% test="09.2" points=2
 from helpers import check
 
-check.grade("09.2", free_tokens)
+earned = check.grade("09.2", free_tokens, points=2)
 ### BEGIN HIDDEN TESTS
 right = {
     "laptop, float32": 12.0,
@@ -166,9 +169,12 @@ right = {
     "laptop, float32, 4 sessions": 3.0,
     "H100, bfloat16": 295.4,
 }
-for name, tokens in right.items():
-    assert abs(float(free_tokens[name]) / tokens - 1) < 0.011, f"{name} is off"
+agree = [
+    check.near(free_tokens[name], value, rel=0.011) for name, value in right.items()
+]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # On a GPU, and by its data sheet, one session may guess hundreds of tokens for nothing. On a CPU, with few bits or

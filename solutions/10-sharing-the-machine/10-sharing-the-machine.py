@@ -278,13 +278,18 @@ attention = {
 # %% test="10.4" points=2
 from helpers import check
 
-check.grade("10.4", attention)
+earned = check.grade("10.4", attention, points=2)
 ### BEGIN HIDDEN TESTS
-assert abs(float(attention["scores written out"]) - 17.83) < 0.2, "written out"
-assert abs(float(attention["tiles of 128"]) - 4.72) < 0.06, "tiles"
-assert abs(float(attention["SMs at work"]) - 6.06) < 0.1, "SMs"
-assert abs(float(attention["pieces"]) - 17) < 0.01, "pieces"
+right = {
+    "scores written out": 17.83,
+    "tiles of 128": 4.72,
+    "SMs at work": 6.06,
+    "pieces": 17,
+}
+agree = [check.near(attention[name], value, rel=0.016) for name, value in right.items()]
+earned = min(earned, 2 * sum(agree) / 4)
 ### END HIDDEN TESTS
+check.share(earned, 2)
 
 # %% [markdown]
 # ## Build

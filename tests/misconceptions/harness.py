@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import tools.units
+from helpers import check
 from tools import givens
 from tools.source import exercise_id, kind, solution_notebook, text
 from tools.units import ROOT, find
@@ -54,9 +55,12 @@ class Cell:
 
 @dataclass
 class Outcome:
+    """What the test cell gave: `score` of its points; `error` is also what was said about points lost in part."""
+
     error: BaseException | None
     stdout: str
     stderr: str
+    score: float
 
 
 @dataclass
@@ -114,12 +118,18 @@ class Unit:
                         _execute(snippet, space, f"<{self.name} snippet>")
             out.truncate(out.seek(0))
             change(space)
-            source = self.cells[end].source
+            check._misses.pop(exercise, None)
+            source, score, most = self.cells[end].source, 0.0, float(self.cells[end].points)
             try:
-                _execute(HIDDEN.sub("", source) if visible else source, space, f"<{self.name} test {exercise}>")
+                source = HIDDEN.sub("", source) if visible else source
+                last = _execute(source, space, f"<{self.name} test {exercise}>")
+                score = most if last is None else last
             except BaseException as raised:
                 error = raised
-        return Outcome(error, out.getvalue(), err.getvalue())
+        if error is None and score != most:
+            error = check.Wrong(out.getvalue().strip().removeprefix(f"✗ {exercise}  "))
+            error.exercise = exercise
+        return Outcome(error, out.getvalue(), err.getvalue(), score)
 
     def _setup(self, end: int) -> dict:
         """The namespace after the setup cells before `end`; executed once, handed out as a copy."""
@@ -200,7 +210,12 @@ def _names(source: str) -> set[str]:
     return names
 
 
-def _execute(source: str, space: dict, filename: str) -> None:
+def _execute(source: str, space: dict, filename: str) -> float | None:
+    """Run a cell; returns the value of its last line if that is a call of `check.share`."""
     # Registered, so that a message can quote the line of the learner's code.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), space)
+    tree, last = ast.parse(source), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and ast.unparse(tree.body[-1]).startswith("check.share("):
+        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
+    exec(compile(tree, filename, "exec"), space)
+    return None if last is None else eval(last, space)

@@ -221,8 +221,8 @@ def test_score_tells_each_missing_point(course, capsys):
     assert score.main([], course) == 0
     said = capsys.readouterr().out
     assert f"{UNIT}   0 of 5 points" in said
-    assert "✗ 77.1    0/2    " in said and "You forgot V" in said
-    assert "· 77.2    0/3    not answered yet" in said
+    assert "✗ 77.1     0/2    " in said and "You forgot V" in said
+    assert "· 77.2     0/3    not answered yet" in said
     mine.write_text("{", encoding="utf-8")
     assert score.main(["77"], course) == 1
     assert "cannot be graded: not a notebook" in capsys.readouterr().out

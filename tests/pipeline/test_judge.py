@@ -5,6 +5,7 @@ from nbformat.v4 import new_code_cell
 from nbgrader.utils import determine_grade
 
 from helpers import check
+from tests.misconceptions.harness import units
 from tools.asking import TookTooLong
 from tools.judge import Judge
 
@@ -54,6 +55,25 @@ def test_a_last_value_is_the_score(score):
 def test_what_nbgrader_would_take_for_full_marks_is_none(score):
     points, message = judged(score)
     assert points == 0 and "for a score of at most 3" in message
+
+
+def test_an_exercise_of_parts_gives_outside_what_the_learner_was_told():
+    unit = next(unit for unit in units() if unit.number == "02")
+    test = next(cell for cell in unit.cells if cell.test == "02.1")
+    judge = Judge()
+    judge.set_up("\n".join(cell.source for cell in unit.cells if cell.setup and cell.kind == "setup"))
+    given: dict = {}
+    unit.run("02.1", change=given.update)
+    earned = []
+    for changed in ({}, {"Qwen3-4B": 92_160, "SmolLM2-135M": None}, {"Qwen3-4B": "?"}, dict.fromkeys(given["SIX"], 1)):
+        answer = given["kv_bytes_of"] | changed
+        outside = judge.test("test-02-1", test.source, ["kv_bytes_of"], Given(kv_bytes_of=answer), 3.0)
+        told = unit.run("02.1", change=lambda space, a=answer: space.update(kv_bytes_of=a), visible=True)
+        cell = new_code_cell(test.source, outputs=outside, metadata={"nbgrader": {"grade": True, "points": 3}})
+        earned.append(determine_grade(cell)[0])
+        said = "".join(o.get("text", o.get("evalue", "")) for o in outside if o["output_type"] != "execute_result")
+        assert earned[-1] == told.score and str(told.error or "✓ 02.1") in said
+    assert earned == [3, 2, 2.5, 0]
 
 
 def test_set_up_names_come_from_the_release_and_answers_from_inside():

@@ -57,7 +57,7 @@ def test_what_is_not_sound_is_found():
         variant.hidden_tests("77.1", asked(), {"b": 3.5}, None)
     answer = {"a": 2.5, "b": 3.5}
     parts = [variant.Asked(value, value, {}) for value in answer.values()]
-    space = {"answer": {"a": 2.5, "b": "?"}, "earned": 4}
+    space = {"answer": {"a": 2.5, "b": "?"}, "earned": 4, "check": check}
     exec(variant.hidden_tests("77.1", parts, {"answer": answer}, 4), space)
     assert space["earned"] == 2
 
