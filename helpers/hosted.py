@@ -13,6 +13,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+from helpers import loading
 from helpers.friendly import Friendly
 
 COURSE = Path(__file__).resolve().parents[1]
@@ -42,6 +43,7 @@ def prepare(unit: str) -> None:
         install(lacking)
     os.environ.setdefault("COURSE_HOME", str((DRIVE if DRIVE.parent.is_dir() else COURSE.parent) / ".course"))
     os.environ["COURSE_UNIT"] = unit
+    loading.announce()
     print(f"Ready. Your predictions are kept in {os.environ['COURSE_HOME']}", end="")
     if Path("/content").is_dir() and not DRIVE.parent.is_dir():
         print(", and go with this machine: to keep them, mount your Drive before you run this cell", end="")

@@ -105,12 +105,13 @@ def _digest(name: str, content: bytes) -> str:
 
 
 def _explain_from_the_start() -> None:
-    """Have every kernel of this environment explain cells that need another one first, also after a restart.
+    """Have every kernel of this environment explain cells that need another one first, also after a restart, and say
+    when it loads PyTorch.
 
-    Where the environment cannot be written to, importing `helpers.check` does it, a little later.
+    Where the environment cannot be written to, importing `helpers.check` does the first, a little later.
     """
     with contextlib.suppress(OSError):
-        config = "c = get_config()\nc.InteractiveShellApp.extensions = ['helpers.blanks']\n"
+        config = "c = get_config()\nc.InteractiveShellApp.extensions = ['helpers.blanks', 'helpers.loading']\n"
         write_whole(Path(sys.prefix) / "etc" / "ipython" / "ipython_kernel_config.py", config.encode())
 
 
