@@ -11,12 +11,13 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from helpers.caches import FullCache
+from helpers.caches import BlockPool, FullCache
 from helpers.models import checkpoint_names, fetch, pretrained, text
 from helpers.models.decoder import Decoder
 from helpers.models.generate import greedy
 from helpers.models.geometry import get
 from helpers.quality.perplexity import losses, perplexity
+from helpers.serving.scheduler import Arrival, Scheduler
 from tools import bench_peers
 from tools.site.pages import without_bars
 
@@ -55,6 +56,23 @@ def test_the_cache_changes_no_token(real):
         logits = decoder.prefill(torch.tensor([sequence]), FullCache(decoder.geometry, 64))
         sequence.append(int(logits.argmax()))
     assert sequence[48:] == with_cache
+
+
+@pytest.mark.parametrize("budget", [None, 33, 7])
+def test_sharing_the_machine_changes_no_token(real, budget):
+    """Three at once, their prompts read whole or in chunks beside the others' answers, against each alone."""
+    decoder, tokenizer = real
+    words = text.tokens(640, tokenizer).tolist()
+    arrivals = [
+        Arrival(0.0, tuple(words[start : start + length]), answer)
+        for start, length, answer in [(0, 40, 6), (300, 70, 4), (600, 17, 6)]
+    ]
+    jobs = Scheduler(decoder, BlockPool(decoder.geometry, 30, 16, 128), budget).run(arrivals)
+    alone = [
+        greedy(decoder, FullCache(decoder.geometry, 128), torch.tensor(each.prompt), each.answer_tokens)
+        for each in arrivals
+    ]
+    assert [job.answer for job in jobs] == alone
 
 
 def test_tokenizer_equals_transformers(real):
