@@ -1,4 +1,4 @@
-"""A word and a bar while a notebook loads PyTorch: right after a machine has started, that takes ten seconds or more.
+"""A word and a bar while a notebook loads PyTorch, which takes seconds, and longer while its files come from disk.
 
 `make lab` has every kernel load this module at its start, as an IPython extension; `helpers.hosted` calls `announce`.
 """
