@@ -21,6 +21,7 @@ from helpers.clock import computer, driver
 from helpers.clock.computer import cache_bytes, free_bytes
 from helpers.clock.timing import Clock, Timing, pretty_seconds
 from helpers.numbers import prefixed
+from helpers.progress import each
 
 # Increase when a card means something else than before, so that old files are measured again.
 CARD_VERSION = 3
@@ -302,19 +303,18 @@ def measure_card(device: torch.device, clock: Clock, seconds: float = 5.0) -> De
     Memory is read three times, before, between and after the matrix products, and the best of the three
     medians counts: a neighbour can only make a device look slower.
     """
-    print(f"Measuring what {name_of(device)} can do, about {seconds:.0f} s …")
     crowded = _crowded()
     buffer = torch.ones(buffer_bytes(device) // 4, device=device)
     share = seconds / 10
-    read = [_time_read(buffer, clock, share)]
-    flops = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        rate = _matmul_rate(device, dtype, clock, at_least=0.1 * flops.get("float32", 0.0))
-        if rate is not None:
-            flops[str(dtype).removeprefix("torch.")] = rate
-        if dtype == torch.float32:
+    read, flops = [], {}
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for dtype in each((None, *dtypes, None), f"measuring what {name_of(device)} can do, about {seconds:.0f} s"):
+        if dtype is not None:
+            rate = _matmul_rate(device, dtype, clock, at_least=0.1 * flops.get("float32", 0.0))
+            if rate is not None:
+                flops[str(dtype).removeprefix("torch.")] = rate
+        if dtype in (None, torch.float32):
             read.append(_time_read(buffer, clock, share))
-    read.append(_time_read(buffer, clock, share))
     best, read_bytes = min(read, key=lambda timed_and_bytes: timed_and_bytes[0].median)
     return DeviceCard(
         name=name_of(device),

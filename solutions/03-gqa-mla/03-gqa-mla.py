@@ -283,6 +283,7 @@ from helpers.models import rope
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import MLA, Geometry
 from helpers.models.latent_attention import LatentAttention
+from helpers.progress import each
 
 card = devices.card(spot)
 rate = card.read_bytes_per_second
@@ -547,7 +548,7 @@ row = dict(kv_lora_rank=4 * wide, qk_rope_head_dim=wide // 2)
 latent = MLA(**row, qk_nope_head_dim=wide, v_head_dim=wide)
 shapes["MLA"] = shapes["MHA"].replace(head_dim=wide + wide // 2, mla=latent)
 engines, where, room = {}, dict(dtype=dtype, device=spot), contexts[-1] + 64
-for label, shape in shapes.items():
+for label, shape in each(shapes.items(), "making six decoders"):
     make = LatentCache if shape.mla else FullCache
     engines[label] = Decoder(shape, dtype, spot), make(shape, room, **where)
 

@@ -519,19 +519,19 @@ print("recorded:", conditions)
 
 # %%
 from helpers.caches import AttentionProbe
+from helpers.progress import each
 
 
 def attention_on_the_first(ids, positions=8):
     """Share of attention in % [layers, heads, positions],
     from the queries 256 … 511."""
     probe = AttentionProbe(model.geometry, 512, device=spot, first=positions)
-    model.prefill(ids[None, :256], probe)
-    probe.reset()
-    model.prefill(ids[None, 256:512], probe)
+    for half in each(ids[None, :512].split(256, dim=1), "where 256 queries look"):
+        probe.reset()
+        model.prefill(half, probe)
     return 100 * probe.share
 
 
-print(f"where 256 queries look, in all {model.geometry.layers} layers …")
 share = attention_on_the_first(tokens)
 
 # %% jupyter={"source_hidden": true}
@@ -660,7 +660,6 @@ estimates.report("04")
 # window of 256, which no longer holds the fact; then with the fact at 80 %, inside the window.
 
 # %%
-from helpers.progress import each
 from helpers.quality import needle
 
 codes = needle.CODES[:2] if budget == "quick" else needle.CODES

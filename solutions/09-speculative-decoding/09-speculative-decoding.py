@@ -654,7 +654,8 @@ def answer_to(name, k):
 
 
 # %%
-answers = {(name, k): answer_to(name, k) for name in prompts for k in (0, 4)}
+both = [(name, k) for name in prompts for k in (0, 4)]
+answers = {key: answer_to(*key) for key in each(both, "answers, both ways")}
 for name in prompts:
     alike = answers[name, 4].tokens == answers[name, 0].tokens
     print(f"{name}: the same tokens with guesses and without: {alike}")
