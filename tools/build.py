@@ -20,6 +20,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from tools import frame, hints
 from tools.fetching import fetching, with_badges
+from tools.gradebook import begin_gradebook
 from tools.problems import release_problems, source_problems
 from tools.source import solution_notebook
 from tools.units import ROOT, CourseError, Unit, find, nbgrader_config, notebook_text, write_whole
@@ -66,6 +67,7 @@ def release(course: Path, name: str, config) -> Path:
     """Let nbgrader release assignment `name` of the course directory `course`; returns the released folder."""
     config = deepcopy(config)
     config.CourseDirectory.root = str(course)
+    begin_gradebook(course / "gradebook.db")
     result = NbGraderAPI(config=config).generate_assignment(name, force=True)
     if not result["success"]:
         raise CourseError(f"{name}: nbgrader could not release it:\n{result.get('log') or result.get('error')}")

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SAWarning
 from traitlets.config import Config
 
 from tools import marks
+from tools.gradebook import begin_gradebook
 from tools.late import HandedIn
 from tools.repair import Unusable, repair
 from tools.units import ROOT, CourseError, Unit, nbgrader_config, nbgrader_config_file, notebook_text, write_whole
@@ -101,6 +102,7 @@ class Grader:
         self.settings.Outside.hidden = [str(path.resolve()) for path in (self.folder, *hidden)]
         self.settings.Outside.lock = self.lock.lock_file
         self.settings.Outside.trial_secret = self._secret()
+        begin_gradebook(self.folder / "gradebook.db")
         self.api = NbGraderAPI(config=self.settings)
         config = (nbgrader_config_file(units[0].root) if units else ROOT / "nbgrader_config.py").read_text("utf-8")
         write_whole(self.folder / "nbgrader_config.py", config.encode())  # for formgrader, opened in this folder
