@@ -47,7 +47,8 @@ def static() -> list[tuple[str, bool]]:
 def tests() -> list[tuple[str, bool]]:
     """pytest: the tests that time this machine run alone, the others side by side."""
     command = [sys.executable, "-m", "pytest"]
-    parallel = subprocess.run([*command, "-m", "not clock", "-n", PYTEST_WORKERS, "--dist", "loadfile"], cwd=ROOT)
+    beside = ["-n", PYTEST_WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]  # see tests/conftest.py
+    parallel = subprocess.run([*command, "-m", "not clock", *beside], cwd=ROOT)
     alone = subprocess.run([*command, "-m", "clock"], cwd=ROOT)
     # 5: no test carries the mark, which is no failure.
     return [("pytest", parallel.returncode == 0), ("pytest, alone on the machine", alone.returncode in (0, 5))]
