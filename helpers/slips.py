@@ -50,6 +50,16 @@ _RATIOS = [
 ]
 
 
+# Of an answer in dollars, where bytes, numbers of 1,024 and fractions have no place.
+_DOLLARS = [
+    (100.0, "it is a hundred times what it should be: those are cents, and dollars are asked for"),
+    (1000.0, "it is 1,000 times too large: the unit is off (dollars for 1,000 and for one)"),
+    (1 / 1000, "it is 1,000 times too small: the unit is off (dollars for 1,000 and for one)"),
+    (1e6, "it is 1,000,000 times too large: a price is for a million tokens"),
+    (1e-6, "it is 1,000,000 times too small: a price is for a million tokens, not for one"),
+]
+
+
 def _unit_ratios(unit: str) -> list[tuple[float, str]]:
     """The ratios of mistaken units for an answer in `unit` ("ms", "GB/s", "tokens"; empty: none, as of a ratio)."""
     kind = next(found for found in _KINDS if re.match(found[0], unit))
@@ -100,7 +110,8 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3, unit: str = "") ->
         if abs(log_ratio) <= max(rel, 1e-3):
             return f"the size is right and the sign is not: it has to be {sign}"
         return f"the sign is wrong: it has to be {sign}"
-    nearest, cause = min(_RATIOS + _unit_ratios(unit), key=lambda pair: abs(log_ratio - math.log(pair[0])))
+    known = _DOLLARS if unit.startswith("$") else _RATIOS + _unit_ratios(unit)
+    nearest, cause = min(known, key=lambda pair: abs(log_ratio - math.log(pair[0])))
     # However roughly the answer itself may be given, 1.024 and its powers are only named when they are really met:
     # with 1 % of each, half of all near misses would be called one.
     gap = abs(math.log(nearest))

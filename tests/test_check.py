@@ -195,6 +195,11 @@ def test_a_near_miss_is_no_power_of_1024(off):
     assert "1,024" not in told(780 * off, 780, rel=1e-2, unit="ms")
 
 
+def test_dollars_are_neither_bytes_nor_fractions():
+    assert "cents" in told(4_608_000, unit="$") and "1,000" in told(46.08, unit="$ for 1,000 turns")
+    assert "1,024" not in told(46_080 * 1.024, unit="$") and "bits" not in told(46_080 * 8, unit="$")
+
+
 def test_a_smaller_unit_is_named_where_bytes_are_asked_for():
     assert "1,024 times too small: that is KiB, and bytes" in told(45, unit="bytes")
     assert "that is MiB, and bytes" in told(46_080 / 2**20, unit="bytes")

@@ -167,6 +167,11 @@ def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=
                 f"What is written costs {write:.2f}, not {paid:.2f}.": (written * paid + read * hit) / 1e6 + out,
                 f"You left the reads out: each turn pays {hit:.2f} for what it finds.": written * write / 1e6 + out,
                 "You left the writes out: each turn writes what is new in its prompt.": read * hit / 1e6 + out,
+                "A turn finds the last one's prompt and not its answer, which is written with the new question.": (
+                    (read + (turns - 1) * said) * hit + (written - (turns - 1) * said) * write
+                )
+                / 1e6
+                + out,
                 f"Every turn writes what is new in it, {step} tokens, not only the first one.": [
                     (prompts[0] * write + read * hit) / 1e6 + out,
                     (prompts[0] * write + read * hit + (turns - 1) * step * paid) / 1e6 + out,
@@ -193,7 +198,7 @@ def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=
     for name, (expect, write) in reuses.items():
         exact = (write - 1) / 0.9
         slips = {
-            "Reuses come whole: round up.": exact,
+            "Reuses come whole: round up.": [exact, math.floor(exact)],
             "You counted the request that writes as a reuse.": expect + 1,
             "Each reuse saves 0.9, since what is found still costs 0.1.": [(write - 1), write / 0.9],
             "One request alone pays the surcharge and saves nothing.": 0,

@@ -141,8 +141,8 @@ def which_machine(machines):
         options = {word: f"{has}; {wants}." for word in ("possible", "no room", "too slow") if word != expect}
         if form == "4.5" and "no room" in options:
             options["no room"] = (
-                "Its weights are a quarter, and so is the rate; the slope then takes a quarter of the cache bytes too: "
-                "infer the batch anew."
+                "Its weights are 28 % of those in 16 bits, and so is the rate; the slope then takes 28 % of the cache "
+                "bytes too: infer the batch anew."
             )
         choice(machines[name], expect, options, name=name)
         if expect == "possible":

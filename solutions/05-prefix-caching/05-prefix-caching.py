@@ -795,8 +795,8 @@ print(*{t.reason for t in timed.values()} - {""})
 
 # %% [markdown]
 # Every step reads every row, whoever computed it, and the pairs above say how large a difference your clock
-# could have seen. (Above the line of bytes lies, except on CUDA, at least this paged cache's own habit of
-# copying its blocks together before it reads them; the Triton kernel reads through the table.)
+# could have seen. (The kernels of a CPU and of CUDA read the blocks where they lie, through the table.
+# Without kernels, as on MPS, they are first copied together, which the line of bytes does not count.)
 #
 # **Memory.** N open sessions, 512 shared tokens and 64 of their own, in the blocks of a real pool.
 
@@ -1291,8 +1291,8 @@ ax = plots.bars(
 # %% [markdown]
 # - **Time in front** kills every hit. Put what changes at the *end* of the prompt.
 # - **Prompts below one block** never hit: with blocks of 1,024 tokens every short chat computes everything.
-# - **Compaction.** An agent's compaction request of some 144,000 tokens found 0 %, because it brought a
-#   summary prompt of its own. Rebuilt on the conversation's own prefix it found 99.6 % in a test and 89.9 % in
+# - **Compaction.** An agent's compaction requests found 0 %, because they brought a summary prompt of their own.
+#   Rebuilt on the conversation's own prefix, one found 99.6 % in a test, and one of 144,000 tokens 89.9 % in
 #   production, where the last turn had not been written to the cache yet (iterate pull request 1888).
 # - **Answers** must be put into the cache, or each turn computes its predecessor's answer again. SGLang once
 #   forgot: 100 of 150 tokens were found where 150 were expected (pull request 16521). Your manager shows both,
@@ -1381,7 +1381,7 @@ print(
 #
 # **Published: cascade.** FlashInfer measured the attention operation (H100, P = 32,768, u ≤ 256, B ≥ 128): up
 # to 31 times faster than vLLM 0.2.6, and up to 26 times faster than its own kernel without cascade, which is
-# the fair comparison. Your 05.3 gives the bound from bytes: 64.5 times. At most two fifths of it arrive. And
+# the fair comparison. Your 05.3 gives the bound from bytes: 64.5 times. At best two fifths of it arrive. And
 # the other way round, FlashInfer issue 595, one operation at P = 4,000 and B = 8:
 
 # %%

@@ -2,8 +2,10 @@
 
 
 def givens(pick):
-    system, question = pick(40, 36, 42, 52, 57), pick(30, 35, 37, 44)
+    system, question = pick(40, 36, 42, 52, 57), pick(30, 34, 37, 47)
     answer = pick(50, 41, 54, 60)
+    # No sum of theirs is whole blocks of 16: whether the last token of a history has
+    # its key, which the unit tells later, would then decide the answer.
     prompt, history = system + question, system + question + answer
     sessions = pick(50, 40, 60, 80, 100)
     shared, own = pick(2_000, 1_500, 2_500, 3_000), pick(512, 600, 800, 400)

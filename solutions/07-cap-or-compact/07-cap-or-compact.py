@@ -261,7 +261,7 @@ for name, tokens in right.items():
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# What does a turn cost? The price list of unit 05 (Sonnet 4.6, early 2026), dollars per million tokens: found
+# What does a turn cost? A price list of early 2026 (Sonnet 4.6), dollars per million tokens: found
 # 0.30, written 3.75, output 15.00. In the same session every turn brings a question of 200 and an answer of 300.
 #
 # | the turn | its prompt | found |
@@ -541,7 +541,7 @@ for case, (_, said) in played.items():
     tpot = max(turn.tpot_seconds for turn in said)
     key = f"07.tpot_ms_at_most_{case.replace(' ', '_')}"
     estimates.predict(key, 1e3 * floor, "ms")
-    estimates.measured(key, 1e3 * tpot, residual="perhaps the copy of each block")
+    estimates.measured(key, 1e3 * tpot, residual="perhaps launches and the kernel")
     print(f"{case}: at most {longest:,} tokens, TPOT {1e3 * tpot:.0f} ms")
 
 # %% [markdown]

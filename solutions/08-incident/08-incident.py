@@ -576,8 +576,8 @@ estimates.Table(*depth_sweeps.table())
 
 # %% [markdown]
 # **An inconvenient result.** One number, the first, predicts the whole curve: with grouped heads, with windows, with
-# experts. But not every engine is so obliging. Two published sweeps of GLM-4.7-Flash, an MLA model, in two engines on one
-# and on two RTX 3090s, go 121 → 89 and 119 → 90 tokens/s from 0 to 8,192 tokens. That is 3 ms more, where the latents
+# experts. But not every engine is so obliging. Two published sweeps of GLM-4.7-Flash, an MLA model, in two engines, on two
+# RTX 3090s and on one, go 121 → 89 and 119 → 90 tokens/s from 0 to 8,192 tokens. That is 3 ms more, where the latents
 # (0.44 GB in 16 bits) would be read in half a millisecond. One of the two is not even smooth (perhaps a kernel changes
 # on the way). A line that bends is a finding, not noise to be averaged out.
 #

@@ -127,6 +127,15 @@ WRONG = {
             ),
             "tokens, not only the first",
         ),
+        (
+            change(
+                "money",
+                "cached",
+                "((sum(G.lengths[:-1]) + 9 * G.said) * G.hit + (G.lengths[-1] - 9 * G.said) * G.written) / 1e6"
+                " + G.output",
+            ),
+            "and not its answer",
+        ),
         (change("money", "cached, time in front", "G.plain"), "still written"),
         (change("money", "reuses, write at 1.25", 0.278), "round up"),
         (change("money", "reuses, write at 1.25", 2), "as a reuse"),
