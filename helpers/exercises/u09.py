@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from helpers import data
 from helpers.check import Wrong, call, close, entries, exercise, number, part, require
 from helpers.serving import speculation
@@ -53,6 +55,7 @@ def tokens_at_the_ridge(free_tokens, *, laptop=(60, 360), gpu="H100 SXM"):
             "That is the ridge, in FLOPs a byte; a weight has more or fewer bytes than one, and takes 2 FLOPs.": ridge,
             "A weight takes 2 FLOPs for each token: a multiplication and an addition.": ridge * width / sessions,
             "Upside down: tokens, not their inverse.": 1 / right,
+            "Do not round: both may take equally long between two tokens.": [math.floor(right), math.ceil(right)],
             "Half a byte a weight: 4 bits are not 4 bytes.": ridge * 4 / 2 if width == 0.5 else right,
             "Float32 has 4 bytes.": ridge * 2 / 2 / sessions if width == 4 else right,
             "Bfloat16 has 2 bytes.": ridge * 4 / 2 if width == 2 else right,

@@ -118,7 +118,7 @@ def memory(memory, *, held=(90, 700, 333, 1_200)):
             "That is the number of empty places; their percentage is asked for.": taken - sum(held),
             "You divided by the tokens; divide by the places that are taken.": 100 * (taken / sum(held) - 1),
             "That many lie in blocks of 256.": wasted(256),
-            "That is right as far as it goes; give two digits.": round(expect, 1),
+            "That is right as far as it goes; give three digits.": round(expect, 1),
             "That many lie in blocks of 16.": wasted(16),
         }
         slips = {message: value for message, value in slips.items() if not math.isclose(value, expect, rel_tol=0.01)}
@@ -287,7 +287,7 @@ def next_step(function):
             f"decoding = {decoding}, left = {before}, budget = {budget}: you returned {chunks}. One entry for each "
             "prompt: 0 for one that gets nothing.",
         )
-        return chunks
+        return [int(chunk) for chunk in chunks]
 
     case = "decoding = {}, left = {}, budget = {}: you gave {}."
 
@@ -333,7 +333,7 @@ def admit(function):
             f"return how many may start, a whole number (int); you returned {got!r}.",
         )
         require(waiting == before, "admit must not change `waiting`.")
-        require(got == expect, f"{case.format(before, free, size, got)} {why}")
+        require(int(got) == expect, f"{case.format(before, free, size, got)} {why}")
 
     told([16], 1, 16, 1, "16 tokens fill one block of 16 exactly, and one is free.")
     told([17], 1, 16, 0, "17 tokens need two blocks: the second is taken, though it holds one token.")

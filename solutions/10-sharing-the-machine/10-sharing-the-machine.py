@@ -139,7 +139,7 @@ assert 750 <= float(stall["its first token, chunked"]) <= 830, "first token"
 # the longest. Or it hands out **blocks**, as your manager of unit 05 did.
 #
 # **Exercise 10.2** (8 minutes). Four sessions hold 90, 700, 333 and 1,200 tokens. What percentage of the places
-# that they take holds no token (two digits): with 2,048 places reserved for each; with blocks of 16; with blocks
+# that they take holds no token (three digits): with 2,048 places reserved for each; with blocks of 16; with blocks
 # of 256? And how many sessions of 333 tokens fit into 8,192 places, in the first two ways?
 
 # %% answer="10.2"
@@ -411,7 +411,7 @@ check.grade("10.7", read_again)
 assert read_again(10, 4) == 12, "0 + 4 + 8"
 assert read_again(8, 4) == 4, "0 + 4"
 assert read_again(7, 7) == 0 and read_again(7, 100) == 0, "one piece"
-assert read_again(5, 1) == 10, "0 + 1 + 2 + 3 + 4"
+assert read_again(9, 2) == 20, "0 + 2 + 4 + 6 + 8"
 ### END HIDDEN TESTS
 
 
@@ -430,6 +430,7 @@ class YourScheduler(Scheduler):
 # %% [markdown]
 # What it does around them:
 #
+# - **Sharing.** Whole blocks that somebody has read already are found by their hashes and not read again, as in unit 05.
 # - **Refusal.** A request whose prompt and answer exceed the whole pool is refused when it comes, with the reason.
 # - **Preemption by recomputation.** Answers grow, and one day a step needs a block and none is free. Then the
 #   request that *started last* gives up its blocks, goes to the front of the queue, and later reads its prompt *and
@@ -601,14 +602,14 @@ ax = plots.prediction(
     ylog=True,
 )
 gain = measured[-1] / measured[0]
-knee = next((b for b in batches if b / 2 > card.ridge()), None)  # 2 FLOP, 4 bytes
+full = next((b for b in batches if b / 2 > card.ridge()), None)  # 2 FLOP, 4 bytes
 print(
     f"batch 16 gives {gain:.1f} times the tokens of batch 1, each after "
     f"{timed[16].ms:.1f} ms instead of {timed[1].ms:.1f}"
 )
 print(
-    f"arithmetic by the card sets the pace from about batch {knee}"
-    if knee
+    f"arithmetic by the card sets the pace from about batch {full}"
+    if full
     else f"the card's ridge lies beyond batch {batches[-1]}"
 )
 
@@ -618,6 +619,7 @@ print(
 
 # %%
 long = 256 if budget == "quick" else 1_536
+token_bytes = 46_080  # of cache: SmolLM2-135M in float32, from unit 02
 sizes = [32, 128, long] if budget == "quick" else [32, 64, 128, 512, long]
 page = torch.tensor([words[:long]], device=spot)
 room = BlockPool(g, long // 16, 16, positions=long, device=spot)
@@ -636,7 +638,7 @@ def chunk_floor(start, end):
     """Seconds of the chunk of tokens start … end - 1, from bytes or arithmetic,
     whichever is longer."""
     flops = prefill_flops(g, end) - (prefill_flops(g, start) if start else 0)
-    return card.floor_seconds(model.weight_bytes + start * 46_080, flops)
+    return card.floor_seconds(model.weight_bytes + start * token_bytes, flops)
 
 
 cost_floor = [
@@ -664,7 +666,7 @@ ax = plots.prediction(
     xlog=True,
 )
 for size, floor in zip(sizes, cost_floor, strict=True):
-    again = read_again(long, size) * 46_080 / 1e6
+    again = read_again(long, size) * token_bytes / 1e6
     weights = -(-long // size) * model.weight_bytes / 1e6
     print(
         f"chunks of {size:>5}: {again:6,.0f} MB of cache read again, {weights:6,.0f} "
@@ -697,12 +699,14 @@ newest = torch.zeros(chats, 1, dtype=torch.long, device=spot)
 
 # %%
 def one_pass(size):
-    answering.rewind(before), half_read.rewind(before)
+    answering.rewind(before)
+    half_read.rewind(before)
     return model.mixed([(newest, answering), (page[:, :size], half_read)])
 
 
 def one_after_the_other(size):
-    answering.rewind(before), half_read.rewind(before)
+    answering.rewind(before)
+    half_read.rewind(before)
     grown = model.decode(newest[:, 0], answering)
     return grown, model.prefill(page[:, :size], half_read)
 
@@ -712,7 +716,10 @@ def share_left(size):
     """One pass ÷ one after the other, by bytes and arithmetic."""
     work = [
         (answering.step_bytes(before + 1), decode_flops(g, before + 1, chats)),
-        (before * 46_080, prefill_flops(g, before + size) - prefill_flops(g, before)),
+        (
+            before * token_bytes,
+            prefill_flops(g, before + size) - prefill_flops(g, before),
+        ),
     ]
     reads, flops = (sum(column) for column in zip(*work, strict=True))
     apart = sum(card.floor_seconds(model.weight_bytes + r, f) for r, f in work)
@@ -786,6 +793,9 @@ tiles_pair = Clock(spot).compare(*calls, budget_seconds=1, min_pairs=10)
 print(f"time of the tiles ÷ time with scores written out: {tiles_pair}")
 
 # %% [markdown]
+# (Fewer bytes need not be less time. The counter charges memory with everything that is read or written; a processor's
+# cache may keep 4 MB of scores, and then they cost less than their bytes say.)
+#
 # **A decode that does not split** leaves cores without work. Here is one KV head with a context of 32,768 tokens, as
 # one piece and as several; the same bytes either way.
 
@@ -868,10 +878,12 @@ for label, size in (
 # (vLLM, June 2023). Your 10.2 gives both, from four lengths.
 #
 # **Inconvenient results.** By themselves, chunks do not make anything cheaper. Whoever sends the long prompt waits
-# longer for its first token, since the weights and the cache are read again; vLLM's own developers expect the same
-# (issue 3130), and say that chunking does *not* raise the throughput of an offline batch (issue 7604): take the largest
-# budget that your inter-token latency allows. How large is the cost? *Published* (a vLLM fork's issue 411, packed weights): chunks of
-# 6,144 instead of 2,048 read a prompt faster by
+# longer for its first token, since the weights and the cache are read again; vLLM's developers expect the same (issue
+# 3130). On the throughput of an offline batch they disagree. One says that chunking does *not* raise it (issue 7604,
+# prompts of 40,000 tokens, answers of 256): take the largest budget that your inter-token latency allows. Another found
+# it "greatly" improved (3130 again, 2,000 chats, Llama-2-70B on 8 A100), perhaps by the shared pass below. How large is
+# the cost? *Published* (a vLLM fork's issue 411, packed weights): chunks of 6,144 instead of 2,048 read a prompt faster
+# by
 
 # %%
 for row in data.measurement("chunk-size-vllm")["data"]:
@@ -892,7 +904,8 @@ for row in data.measurement("chunk-size-vllm")["data"]:
 # the tail. The claim *chunked prefill makes serving faster* is therefore **half true**: it makes room under a latency
 # limit, and costs arithmetic nothing and bytes something.
 #
-# *Published:* **Flash-Decoding**. One session, 16 query heads and 2 KV heads, an A100. What would bytes alone take?
+# *Published:* **Flash-Decoding**. 16 query heads and 2 KV heads, an A100; as many tokens of cache in all, in many
+# sessions or in one, and in the last line twice as many. What would bytes alone take?
 
 # %%
 a100 = data.device("A100-80GB SXM")["bandwidth_GBps"] * 1e9
@@ -956,7 +969,7 @@ estimates.Table(columns, table_rows)
 
 # %% [markdown]
 # Six generations of GPUs lie between 12.5 and 42 full reads a second: memory has grown about as fast as its bandwidth.
-# Fill one to the brim, and reading it takes 24 to 80 ms, in every generation: the times of the bug report. The two SRAM
+# Fill one to the brim, and reading it takes 24 to 80 ms, in every generation: times like the bug report's. The two SRAM
 # machines stand elsewhere: what fits is read in microseconds, so bytes stop being the question. But *what fits* is
 # 0.23 GB or 44 GB. One chat of 128k tokens beside the weights of an 8B model needs 140 of the first kind, or one of
 # the second, and then there is no second chat: for long contexts in a large batch they run out of places, and GPUs of
