@@ -10,6 +10,7 @@ import dis
 import os
 import re
 import types
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from helpers import hints
@@ -52,25 +53,34 @@ def blank_in(label: str, value) -> str | None:
     return f"{value.__name__}()" if is_stub(value) else None
 
 
-def reason(error: BaseException, source: str, space: dict, unit: str) -> str | None:
+def reason(error: BaseException, source: str, space: dict, unit: str, ran: Sequence[str] = ()) -> str | None:
     """Why a cell of `unit` ("04") failed, if it is for want of another cell; None for an error of its own.
 
     Args:
         source: of the cell.
         space: the names of the notebook.
+        ran: sources of the cells that ran before it, whether or not they failed.
     """
     known = hints.unit(unit)
     if isinstance(error, NameError) and error.name in {*known["answers"], *known["names"]} - _assigned(source):
-        return (
+        return _blank_behind([error.name], space, known, ran) or (
             f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
             "Run → Run All Above Selected Cell; then run this cell again."
         )
-    for name in _reached(source, space):
+    return _blank_behind(_reached(source, space), space, known)
+
+
+def _blank_behind(names: Iterable[str], space: dict, known: dict, ran: Sequence[str] = ()) -> str | None:
+    """Which exercise is still blank that one of `names` needs; one that is missing, through the cell that sets it."""
+    for name in names:
         exercise = known["answers"].get(name)
         if exercise and name in space and (missing := blank_in(name, space[name])):
             return (
                 f"This cell needs exercise {exercise}, which is still blank ({missing}). Fill it in and run it first."
             )
+        setters = [i for i, earlier in enumerate(ran) if name not in space and name in _assigned(earlier)]
+        if setters and (why := _blank_behind(_reached(ran[setters[-1]], space), space, known, ran[: setters[-1]])):
+            return why
     return None
 
 
@@ -90,7 +100,8 @@ def _show(shell, kind, error, trace, tb_offset=None) -> None:
     # Where helpers.hosted prepared the machine, a notebook does not lie in its unit's folder.
     unit = re.match(r"\d\d(?=-|$)", os.environ.get("COURSE_UNIT") or Path.cwd().name)
     if unit and not isinstance(error, Friendly):
-        why = reason(error, shell.user_ns["_ih"][-1], shell.user_ns, unit[0])
+        *ran, source = shell.user_ns["_ih"]
+        why = reason(error, source, shell.user_ns, unit[0], ran)
     if why is None:
         shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
     else:

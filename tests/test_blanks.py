@@ -67,12 +67,22 @@ def test_a_name_of_a_cell_above_is_told_from_a_typing_mistake(name, source, expl
     assert ("Run All Above" in why and f"`{name}`" in why) if explained else why is None
 
 
+def test_a_blank_is_found_behind_a_name_that_failing_cells_did_not_set():
+    error, ran = NameError("name 'model' is not defined", name="model"), ["np = attend(1)", "model = np + 1"]
+    why = blanks.reason(error, "model.decode()", {"attend": stub}, "04", ran)
+    assert "exercise 04.8" in why
+    why = blanks.reason(error, "model.decode()", {"attend": abs}, "04", ran)
+    assert "Run All Above" in why
+
+
 def test_what_a_notebook_shows(tmp_path):
-    """In a real kernel, in a unit's folder: the blank of 00.2, a name of the set-up, and a mistake of one's own."""
+    """In a real kernel, in a unit's folder: the blank of 00.2, what it kept from being set, a name of the set-up,
+    and a mistake of one's own."""
     cells = [
         "from helpers import check",
         "ridge_flop_per_byte = None",
-        "print(ridge_flop_per_byte / 2)",
+        "share = ridge_flop_per_byte / 2",
+        "print(share)",
         "time_step",
         "1 / 0",
         "check.grade('00.2', ridge_flop_per_byte, 1)",
@@ -81,10 +91,11 @@ def test_what_a_notebook_shows(tmp_path):
     folder = tmp_path / "00-clock"
     folder.mkdir()
     NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, allow_errors=True, timeout=120).execute()
-    shown = [cell.outputs[0] if cell.outputs else None for cell in notebook.cells]
+    shown = [cell.outputs[-1] if cell.outputs else None for cell in notebook.cells]  # behind a bar, if there is one
     assert shown[:2] == [None, None]
-    blank, missing, own, graded = ("\n".join(output.traceback) for output in shown[2:])
+    blank, behind, missing, own, graded = ("\n".join(output.traceback) for output in shown[2:])
     assert blank.startswith("This cell needs exercise 00.2, which is still blank") and "Traceback" not in blank
+    assert behind == blank
     assert "`time_step` is not there yet" in missing and "Run All Above" in missing
     assert "ZeroDivisionError" in own and "Traceback" in own
     assert graded.startswith("… exercise 00.2 is not answered yet") and "Traceback" not in graded
