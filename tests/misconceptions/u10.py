@@ -74,7 +74,7 @@ WRONG = {
             change("memory", "wasted, blocks of 256", "100 * sum(-n % 256 for n in G.held) / sum(G.held)"),
             "divide by the places",
         ),
-        (change("memory", "wasted, blocks of 16", "round(memory['wasted, blocks of 16'], 1)"), "two digits"),
+        (change("memory", "wasted, blocks of 16", "round(memory['wasted, blocks of 16'], 1)"), "three digits"),
         (change("memory", "wasted, blocks of 16", "memory['wasted, blocks of 256']"), "blocks of 256"),
         (change("memory", "sessions, 2,048 reserved", "memory['sessions, blocks of 16']"), "however short"),
         (change("memory", "sessions, blocks of 16", "8_192 / (-(-G.h2 // 16) * 16)"), "round down"),
