@@ -108,12 +108,17 @@ def test_published_losses_and_gains():
     assert rows[33]["drafted"] == 0 and (rows[4]["drafted"], rows[32]["drafted"]) == (5, 3)
     gains = [rows[batch]["speedup_percent"] for batch in (1, 4, 32)]
     assert gains == sorted(gains, reverse=True)
+    says("The same page counts 1.66 tokens a step in such turns, with the 5 guesses of batch 1.")
+    assert (rows[1]["tokens_per_step"], rows[1]["drafted"]) == (1.66, 5)
+    assert 100 * (rows[1]["tokens_per_step"] - 1) < gains[0]
 
 
 def test_what_an_engine_calls_acceptance_rate():
     [log] = data.measurement("vllm-19254-acceptance")["data"]
     says("*acceptance rate 38.8 %, mean acceptance length 2.16*, and for the three places 0.543, 0.357, 0.264")
     assert (log["rate"], log["mean_length"], log["per_position"]) == (0.388, 2.16, [0.543, 0.357, 0.264])
+    says("(Qwen3-32B, 3 guesses, 129 steps)")
+    assert log["drafted"] == 3 * 129
     says("1 + 3 · 0.388 = 2.16")
     assert round(1 + 3 * log["rate"], 2) == log["mean_length"] == round(1 + sum(log["per_position"]), 2)
     says("Even then the formula stays below the count: a guess behind one that held is better than the first")
