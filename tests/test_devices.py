@@ -167,6 +167,14 @@ def test_a_read_beside_other_steps_takes_several_parts_and_counts_them():
     assert devices.read_step(CPU, buffer)[1] == 8 * 32 * 2**20
 
 
+def test_an_accelerator_reads_what_is_held_anyway_where_that_is_much_more_than_its_cache(monkeypatch):
+    monkeypatch.setattr(devices, "buffer_bytes", lambda device, largest: 4)
+    monkeypatch.setattr(devices, "cache_bytes", lambda device: 1_000)
+    for numbers, kind, read in ((1_000, "meta", 4_000), (999, "meta", 4), (1_000, "cpu", 8 * 4)):
+        held = torch.ones(numbers, device=kind)
+        assert devices.read_step(torch.device(kind), held=held)[1] == read, (numbers, kind)
+
+
 @pytest.mark.parametrize("mib, parts", [(264, 8), (33, 1), (8, 1)])
 def test_a_rest_that_is_no_whole_part_is_not_counted_as_one(mib, parts):
     buffer = torch.empty(mib * 2**18)

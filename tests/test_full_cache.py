@@ -78,3 +78,20 @@ def test_sizes_must_be_positive_whole_numbers(wrong):
         FullCache(SMALL, wrong)
     with pytest.raises(ValueError, match="batch must be a whole number"):
         FullCache(SMALL, 8, batch=wrong)
+
+
+def test_a_cache_over_the_memory_of_a_larger_one_takes_none_and_reads_what_its_steps_wrote():
+    large = FullCache(SMALL, 64, batch=3)
+    small = FullCache(SMALL, 50, batch=2, over=large)
+    assert small.nbytes == FullCache(SMALL, 50, batch=2).nbytes
+    assert small.keys.data_ptr() == large.keys.data_ptr() and small.values.data_ptr() == large.values.data_ptr()
+    large.fill(64)
+    alone = FullCache(SMALL, 50, batch=2)
+    for cache in (small, alone):
+        cache.fill(20)
+    q, k, v = random_heads(4, 1, 1), random_heads(2, 1, 2), random_heads(2, 1, 3)
+    answers = [(cache.append(1, k, v), cache.attend(1, q))[1] for cache in (small, alone)]
+    torch.testing.assert_close(*answers)
+    for wrong in (dict(batch=4), dict(batch=2, dtype=torch.float16)):
+        with pytest.raises(ValueError, match="does not fit the memory"):
+            FullCache(SMALL, 64, over=large, **wrong)

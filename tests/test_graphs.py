@@ -220,6 +220,9 @@ def test_what_waits_is_found_before_it_is_captured(decoder, capsys):
     waiting = asking.sum().item
     assert graphs.captured(waiting, cuda) is waiting and cuda.log == []
     assert "waits for the device" in capsys.readouterr().out
+    with graphs.one_note():
+        graphs.captured(waiting, cuda), graphs.captured(waiting, cuda)
+    assert capsys.readouterr().out.count("Note: ") == 1
 
 
 def test_the_device_is_busy_while_a_graph_is_submitted():

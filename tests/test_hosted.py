@@ -1,9 +1,12 @@
 """Where `make` never ran: the cell that fetches the course, what it installs, and a unit without what only home has."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
@@ -46,7 +49,7 @@ from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
 pretrained.load = lambda device: (Decoder(get("SmolLM2-135M").replace(layers=2, vocab=512), device=device), None)
 devices.card = lambda spot: devices.DeviceCard("none", "cpu", 1e10, {"float32": 1e11}, 1e-6, "never")
-sweeps.sizes = lambda model, card: ((1, 4), [16, 32, 64])
+sweeps.sizes = lambda model, card, budget: ((1, 4), [16, 32, 64])
 devices.BUFFER_BYTES["cpu"] = devices.LARGEST_BUFFER_BESIDE_BYTES = 1 << 20
 plain_sweep = timing.Clock.sweep
 def sweep(self, steps, budget_seconds, floors=None, label=""):
@@ -141,6 +144,20 @@ def test_at_home_the_cell_does_nothing(monkeypatch):
     exec(text(cell), {})
     assert (dict(os.environ), list(sys.path)) == before
     assert "measure" in cell["metadata"]["tags"], "grading leaves out what carries this tag"
+
+
+def test_what_is_installed_is_what_the_library_and_the_notebooks_import():
+    imported = set()
+    for path in [*(ROOT / "helpers").rglob("*.py"), *(ROOT / "solutions").glob("*/[0-9]*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.split(".")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = {re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]}
+    without = {"numba", "triton", "ipywidgets"}  # without which it runs, more slowly or without sliders
+    assert imported - sys.stdlib_module_names - {"helpers"} - without == listed
 
 
 def test_only_what_is_missing_is_installed(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The shared measurements: what is run at each context, what is counted, what is refused."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.clock.sweeps import BESIDE, DecodeStep, decode_sweep
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import get
+from tools.units import ROOT
 
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=200
@@ -86,8 +88,9 @@ def a_card(gpu):
     return SimpleNamespace(read_bytes_per_second=1e9 * data.device(gpu)["bandwidth_GBps"])
 
 
-# Seconds of launches in a captured step: its 10 kernels a layer and 5 more, at 1.7 µs each (assumed, not measured).
-LAUNCHES = 305 * 1.7e-6
+# Seconds of launches in a captured step: as many kernels as were counted, at 1.7 µs each (assumed, not measured).
+KERNELS = re.search(r"^\| float32 \| (\d+) \|", (ROOT / "docs" / "gpu-kernels.md").read_text("utf-8"), re.MULTILINE)[1]
+LAUNCHES = int(KERNELS) * 1.7e-6
 
 
 @pytest.mark.parametrize(("gpu", "times"), [("T4", 9.4), ("RTX 4090", 6.6), ("H100 SXM", 3.6), ("B200 SXM", 2.3)])
@@ -117,9 +120,31 @@ def test_the_faster_the_memory_the_less_a_step_grows_to_8192(gpu, times):
 def test_sizes_follow_the_memory_and_the_speed(device, gpu, free, batches, longest, monkeypatch):
     monkeypatch.setattr(sweeps, "launches_seconds", lambda decoder, batch: LAUNCHES)
     monkeypatch.setattr(devices, "free_bytes", lambda device: free)
-    found, contexts = sweeps.sizes(a_decoder(device), a_card(gpu))
+    found, contexts = sweeps.sizes(a_decoder(device), a_card(gpu), "full")
     assert found == batches and contexts[0] == 16 and contexts[-1] == longest and len(contexts) > 3
-    assert free is None or sum(found) * longest * 46_080 < 0.7 * free
+    assert free is None or found[1] * longest * 46_080 < 0.7 * free
+    # At quick 7 GB are enough on any accelerator, and no card shows less than at 8,192 tokens.
+    found, contexts = sweeps.sizes(a_decoder(device), a_card(gpu))
+    assert found == batches and contexts[-1] == (min(longest, 8_192) if device == "cuda" else longest)
+    assert 538e6 + found[1] * contexts[-1] * 46_080 < 6.7e9
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "most", "budget", "batch"),
+    [
+        ("cuda", 78e9, 16, "quick", 12),
+        ("cuda", 78e9, 16, "full", 16),
+        ("cuda", 6.9e9, 16, "quick", 8),
+        ("cuda", 1e9, 16, "quick", 1),
+        ("cuda", 0.1e9, 16, "full", 1),  # what has no room is for the allocator to refuse
+        ("mps", 40e9, 16, "quick", 12),
+        ("cpu", 400e9, 16, "quick", 16),
+        ("cpu", None, 4, "quick", 4),
+    ],
+)
+def test_a_batch_is_as_large_as_there_is_room_for_its_caches(device, free, most, budget, batch, monkeypatch):
+    monkeypatch.setattr(devices, "free_bytes", lambda device: free)
+    assert sweeps.largest_batch(a_decoder(device), 0.48e9, most, budget) == batch
 
 
 def test_launches_are_what_is_left_of_a_step_without_bytes():

@@ -112,9 +112,16 @@ def cases(dtype: torch.dtype, device="cpu", fp8: bool = True) -> dict[str, Calla
         "2 newest tokens, int4, one scale": lambda: _newest("int4", dtype, device, groups=1, tokens=2),
         "first token, int8": lambda: _newest("int8", dtype, device, length=1),
         "first token, int4": lambda: _newest("int4", dtype, device, length=1),
+        "newest token, paged": lambda: _newest("float32", dtype, device, block_size=16),
+        "2 newest tokens of unequal sequences, paged": lambda: _newest(
+            "float32", dtype, device, tokens=2, ragged=True, block_size=16
+        ),
+        "newest token, ring": lambda: _ring(dtype, device, end=71),
+        "newest token, ring not yet full": lambda: _ring(dtype, device, end=20),
         "around attention": lambda: _block(dtype, device),
     }
     if fp8:
+        made["newest token, fp8"] = lambda: _newest("fp8", dtype, device)
         made["fp8"] = lambda: _fp8(dtype, device, scales=False)
         made["fp8, scales"] = lambda: _fp8(dtype, device, scales=True)
     return made
@@ -293,7 +300,9 @@ def _cascade(dtype, device, kv_heads=2, group=2, dim=32, prefix=77, tokens=1):
     )
 
 
-def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, heads=6, kv_heads=2, dim=32):
+def _newest(
+    kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, heads=6, kv_heads=2, dim=32, block_size=0
+):
     """The newest tokens' way into a cache and their queries' answer, as a decode step asks for them.
 
     What came before them was put there by torch; behind them, and in another layer, lies what must not count.
@@ -303,11 +312,16 @@ def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, h
     cos, sin = rope.tables(CAPACITY, dim, 10_000.0, device)
     made = _random(batch, CAPACITY, heads + 2 * kv_heads, dim, dtype=dtype, device=device, seed=15).transpose(1, 2)
     _, k, v = made.split((heads, kv_heads, kv_heads), dim=1)
+    if kind == "fp8":
+        v *= 200  # some of which lie beyond what fp8 holds
     rows = {"k": rope.rotate(k, cos, sin), "v": v}
     stored, restored = [], []
     for x in rows.values():
         if kind == "float32":
             parts, values = (x,), x.double()
+        elif kind == "fp8":
+            parts = (quantize.to_fp8(x),)
+            values = parts[0].double()
         elif kind == "int8":
             parts = quantize.int8_per_token(x)
             values = parts[0].double() * parts[1].double()[..., None]
@@ -321,7 +335,11 @@ def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, h
             layer = part.clone()
             for b, start in enumerate(starts):
                 layer[b, :, start:] = 99
-            stored.append(torch.stack((torch.full_like(layer, 99), layer)))
+            stored.append(layer)
+    table = None
+    if block_size:
+        stored, table = _into_blocks(stored, block_size)
+    stored = [torch.stack((torch.full_like(layer, 99), layer)) for layer in stored]
     newest = torch.stack([made[b, :, start : start + tokens] for b, start in enumerate(starts)])
     newest = newest.transpose(1, 2).contiguous().transpose(1, 2)  # laid out as a decoder has them
     new_q, new_k, new_v = newest.split((heads, kv_heads, kv_heads), dim=1)
@@ -332,10 +350,10 @@ def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, h
 
     def run():
         bound = cuda.BoundCache(kind, stored, cos, sin)
-        bound.append(1, places if ragged else starts[0], new_k, new_v)
+        bound.append(1, places if ragged else starts[0], new_k, new_v, table)
         if ragged:
-            return (bound.attend(1, None, new_q, counts.int()),)
-        return (bound.attend(1, starts[0], new_q),)
+            return (bound.attend(1, None, new_q, counts.int(), table),)
+        return (bound.attend(1, starts[0], new_q, None, table),)
 
     return Case(
         f"newest token, {kind}",
@@ -343,6 +361,30 @@ def _newest(kind, dtype, device, tokens=1, length=101, ragged=False, groups=1, h
         attention(turned, *restored, lengths, dim**-0.5)[:1],
         TOLERANCE[dtype] if kind == "float32" else max(TOLERANCE[dtype], TOLERANCE[torch.float16]),
     )
+
+
+def _ring(dtype, device, end, sinks=3, window=29, heads=6, kv_heads=2, dim=32, batch=2):
+    """The newest of `end` tokens: its way into sinks and a ring that hold those before it, and its query's answer."""
+    cos, sin = rope.tables(sinks + window, dim, 10_000.0, device)
+    made = _random(batch, end, heads + 2 * kv_heads, dim, dtype=dtype, device=device, seed=22).transpose(1, 2)
+    q, k, v = made.split((heads, kv_heads, kv_heads), dim=1)
+    kept = [p for p in range(end) if p < sinks or p >= end - window]  # in the order of their places
+    row = [p if p < sinks else sinks + (p - sinks) % window for p in kept]
+    held = len(kept)
+    keys, values = (torch.full((2, batch, kv_heads, CAPACITY, dim), 99.0, dtype=dtype, device=device) for _ in range(2))
+    keys[1][:, :, row[:-1]], values[1][:, :, row[:-1]] = k[:, :, kept[:-1]], v[:, :, kept[:-1]]
+    new_q, new_k, new_v = (x[:, :, end - 1 :] for x in (q, k, v))
+
+    def run():
+        ring = cuda.BoundRing(keys, values, cos, sin, sinks, window)
+        ring.append(1, row[-1], new_k, new_v)
+        return (ring.attend(1, held, max(0, end - sinks - window) % window, new_q),)
+
+    turned = rope.rotate(new_q, cos[held - 1 : held], sin[held - 1 : held])
+    expected = attention(
+        turned, rope.rotate(k[:, :, kept], cos[:held], sin[:held]), v[:, :, kept], [held] * batch, dim**-0.5
+    )
+    return Case("newest token, ring", run, expected[:1], TOLERANCE[dtype])
 
 
 def _block(dtype, device, batch=3, hidden=48, heads=64, intermediate=1040, eps=1e-5):

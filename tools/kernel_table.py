@@ -15,13 +15,26 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
 
-from helpers.caches import FullCache, Int4TokenCache, Int8Cache, StaticCache
+from helpers import data
+from helpers.caches import (
+    BlockPool,
+    Fp8Cache,
+    FullCache,
+    Int4TokenCache,
+    Int8Cache,
+    PagedCache,
+    SinkCache,
+    StaticCache,
+    quantized,
+)
+from helpers.clock import sweeps
 from helpers.kernels import BFLOAT16_CAPABILITY, FP8_CAPABILITY, cuda, cuda_kernels, cuda_step_kernels, cuda_steps
-from helpers.models import geometry
+from helpers.models import counts, geometry
 from helpers.models.decoder import Decoder
 from tools import machine_code
 from tools.machine_code import CHIPS, Code, Launched
@@ -84,10 +97,13 @@ class Variant:
         scales = [_empty(*shape[:3], *((self.groups,) if int4 else ()), dtype=self.scale) for _ in range(4)]
         ks, vs, *zeros = scales
         if self.bound:
-            kind = "int4" if int4 else "int8" if stored == torch.int8 else "float32"
-            tensors = {"float32": (k, v), "int8": (k, ks, v, vs), "int4": (k, ks, zeros[0], v, vs, zeros[1])}[kind]
+            kind = {"int4": "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(stored, "float32")
+            quantised = {"int8": (k, ks, v, vs), "int4": (k, ks, zeros[0], v, vs, zeros[1])}
+            tensors = quantised.get(kind, (k, v))
             angles = [_empty(TOKENS, self.head_dim, dtype=torch.float32) for _ in range(2)]
-            cuda.BoundCache(kind, [x[None] for x in tensors], *angles).attend(0, TOKENS - self.tokens, q)
+            table = _empty(BATCH, TOKENS // self.block, dtype=torch.int32) if self.block else None
+            bound = cuda.BoundCache(kind, [x[None] for x in tensors], *angles)
+            bound.attend(0, TOKENS - self.tokens, q, None, table)
         elif int4:
             cuda.decode_attention_int4(q, k, ks, v, vs, lengths, *(zeros if self.zeros else (None, None)))
         elif stored == torch.int8:
@@ -100,7 +116,7 @@ class Variant:
 
 
 SMOL = {"heads": 9, "kv_heads": 3, "head_dim": 64, "bound": True}
-PAGED = {"heads": 9, "kv_heads": 3, "head_dim": 64, "block": 16}
+PAGED = {**SMOL, "block": 16}
 LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "query": HALF}
 LATENT = {"kv_heads": 1, "head_dim": 576, "rank": 512}
 INT8, FP8, COLUMNS = torch.int8, torch.float8_e4m3fn, {"columns": True, "scale": torch.float16}
@@ -146,7 +162,7 @@ VARIANTS = {
     "int4, SmolLM2": Variant("06", 12.5, groups=1, **INT4, **SMOL),
     "int4, SmolLM2, groups of 32": Variant("", 14, **INT4, **SMOL),
     "int4, SmolLM2, 4 tokens": Variant("", 17, tokens=4, groups=1, **INT4, **SMOL),
-    "fp8, SmolLM2": Variant("06", 5.5, 9, 3, 64, stored=FP8),
+    "fp8, SmolLM2": Variant("06", 5.5, stored=FP8, **SMOL),
     "int8, Llama-3.1-8B": Variant("G", 6.5, stored=INT8, bound=True, **LLAMA),
     "int8, Llama-3.1-8B, V in columns": Variant("G", 5, stored=INT8, **COLUMNS, **LLAMA),
     "int8, Llama-3.1-8B, V in columns, 8 tokens": Variant("", 6, stored=INT8, tokens=8, **COLUMNS, **LLAMA),
@@ -158,16 +174,23 @@ VARIANTS = {
 }
 
 
-def _append(dtype: torch.dtype, *forms: tuple[int, torch.dtype]) -> Callable[[], None]:
-    """New tokens into a cache of `forms`, the width and type of keys (and of values), scales and zeros."""
+def _append(dtype: torch.dtype, *forms: tuple[int, torch.dtype], block: int = 0) -> Callable[[], None]:
+    """New tokens into a cache of `forms`, the width and type of keys (and of values), scales and zeros; or into the
+    blocks of a pool."""
 
     def call():
         k, v = (_empty(BATCH, 1, 11, 128, dtype=dtype).transpose(1, 2)[:, 3 * i : 3 * i + 3] for i in (1, 2))
-        stored = [_empty(BATCH, 3, TOKENS, *shape, dtype=kind) for *shape, kind in forms] * 2
-        angles = [_empty(TOKENS, 128, dtype=torch.float32) for _ in range(2)]
-        cuda_steps.append(tuple(stored), *angles, 100, k, v)
+        stored = [_empty(BATCH, 3, block or TOKENS, *shape, dtype=kind) for *shape, kind in forms] * 2
+        angles = tuple(_empty(TOKENS, 128, dtype=torch.float32) for _ in range(2))
+        table = _empty(BATCH, TOKENS // block, dtype=torch.int32) if block else None
+        cuda_steps.append(tuple(stored), angles, 100, k, v, table)
 
     return call
+
+
+def _rotate_rows() -> None:
+    keys, tables = _empty(BATCH, 3, 320, 64, dtype=torch.float32), _empty(580, 64, dtype=torch.float32)
+    cuda_steps.rotate_rows(keys, tables, tables, 260, 17, 4, 256, keys)
 
 
 def _merge() -> None:
@@ -181,35 +204,56 @@ def _add_norm() -> None:
     cuda_steps.add_norm(x, x, x[0], 1e-5)
 
 
+FP8_APPEND = "append, fp8"
 # What else a step launches: name → (kernel, a call of the backend that launches it).
 STEPS = {
     "parts added up, 128 × 512": ("combine", _merge),
     "append, float32": ("append", _append(torch.float32, (128, torch.float32))),
+    "append, float32, blocks of 16": ("append", _append(torch.float32, (128, torch.float32), block=16)),
+    FP8_APPEND: ("append", _append(torch.float32, (128, FP8))),
     "append, int8": ("append", _append(torch.float32, (128, torch.int8), (torch.float32,))),
     "append, int4": (
         "append", _append(torch.float32, (64, torch.uint8), (2, torch.float32), (2, torch.float32))
     ),
+    "rows of a ring": ("rotate_rows", _rotate_rows),
     "add and norm, 4,096": ("add_norm", _add_norm),
     "silu · mul": ("silu_mul", lambda: cuda_steps.silu_mul(_empty(BATCH, 2 * 14_336, dtype=torch.float32))),
 }  # fmt: skip
+
+
+def _blocks(model, capacity: int, batch: int, **where) -> PagedCache:
+    table = list(range(capacity // 16))
+    pool = BlockPool(model, len(table), 16, capacity, device=where["device"])
+    return PagedCache(pool, [table] * batch, backend=where["backend"])
+
+
+def _sinks(model, capacity: int, batch: int, **where) -> SinkCache:
+    cache = SinkCache(model, capacity, 4, 60, batch, **where)
+    cache.fill(capacity)
+    return cache
 
 
 # Whole steps whose kernels are counted: name → cache.
 COUNTED = {
     "float32": FullCache,
     "float32, one graph for all contexts": StaticCache,
+    "float32, blocks of 16": _blocks,
+    "float32, 4 sinks and a ring": _sinks,
+    "fp8": Fp8Cache,
     "int8": Int8Cache,
     "int4": functools.partial(Int4TokenCache, group=64),
 }
 
 
+@functools.cache
 def step_kernels() -> dict[str, collections.Counter[str]]:
     """What a decode step of SmolLM2-135M, 30 layers, launches over each of COUNTED."""
     model = geometry.get("SmolLM2-135M")
     decoder = Decoder(model, device="meta", backend="cuda")
     token, found = _empty(BATCH, dtype=torch.int64), {}
     for name, make in COUNTED.items():
-        cache = make(model, 128, BATCH, device="meta", backend="cuda")
+        with mock.patch.object(quantized, "reads_fp8", lambda device: True):
+            cache = make(model, 128, BATCH, device="meta", backend="cuda")
         cache.rewind(100)
         found[name] = machine_code.kernels_of(functools.partial(decoder.decode, token, cache), 90)
     return found
@@ -224,7 +268,9 @@ def launched(capability: int, name: str) -> Launched:
 
 
 def names(capability: int) -> list[str]:
-    return [name for name, variant in VARIANTS.items() if variant.runs_on(capability)] + list(STEPS)
+    reads_fp8 = VARIANTS["fp8, SmolLM2"].runs_on(capability)
+    steps = [name for name in STEPS if reads_fp8 or name != FP8_APPEND]
+    return [name for name, variant in VARIANTS.items() if variant.runs_on(capability)] + steps
 
 
 def chosen(one: Launched) -> str:
@@ -268,6 +314,21 @@ needed, and none of it is a time. `make test` compiles a few of them again.
 
 How these launches came about stands in `helpers/kernels/launches.py`.
 
+## What is proven, and how
+
+**Nothing of this course has run on a GPU yet: none was at hand.** Until one is:
+
+| what | how it is known |
+|---|---|
+| the kernels' answers | Triton's interpreter, on a CPU: every layout against float64; seeded mistakes are caught |
+| machine code, limits, spills, loads | compiled for seven generations: the tables below |
+| devices, types, memory, what a graph captures | all units on three pretend GPUs (`tests/rehearsal/`), no numbers |
+| kernels of a step | counted, below |
+| how much a step grows | predicted, below, from bytes, counted kernels and an assumed time for each |
+| that a chip runs it, CUDA graphs, cuBLAS, every time and bandwidth | not known |
+
+Whoever has one: `make gpu-check`, then `make course BUDGET=full` and `make record`.
+
 ## Kernels of a decode step
 
 SmolLM2-135M, 30 layers; a kernel of torch or of ours counts as one.
@@ -275,6 +336,15 @@ SmolLM2-135M, 30 layers; a kernel of torch or of ours counts as one.
 | cache | kernels | of which |
 |---|---|---|
 {steps}
+
+## How much a step grows
+
+SmolLM2-135M in float32, 16 sequences, from 16 to 8,192 tokens, as unit 02 times it: bytes at the data sheet's
+bandwidth, and {kernels} kernels at {each_us} µs each, which is assumed. Predicted, not measured.
+
+| GPU | GB/s | ms at 16 | ms at 8,192 | times |
+|---|---|---|---|---|
+{growth}
 """
 
 
@@ -287,9 +357,36 @@ def counted() -> list[str]:
     return rows
 
 
+KERNEL_SECONDS = 1.7e-6  # that a small kernel takes inside a graph, assumed
+
+
+def grown() -> list[str]:
+    """The rows of the growth by GPU."""
+    model, batch = geometry.get("SmolLM2-135M"), 16
+    decoder = Decoder(model, device="meta", backend="cuda")
+    token = counts.kv_bytes(model, 1, batch, torch.float32)
+    launches = step_kernels()["float32"].total() * KERNEL_SECONDS
+    rows = []
+    for gpu in ("T4", "L4", "RTX 4090", "A100-80GB SXM", "H100 SXM", "B200 SXM"):
+        rate = 1e9 * data.device(gpu)["bandwidth_GBps"]
+        ends = [(decoder.weight_bytes + n * token) / rate + launches for n in (16, 8192)]
+        times = sweeps.growth(decoder, batch, 8192, rate, launches)
+        rows.append(f"| {gpu} | {rate / 1e9:,.0f} | {1e3 * ends[0]:.2f} | {1e3 * ends[1]:.2f} | {times:.1f} |")
+    return rows
+
+
+def head() -> str:
+    """All that stands above the tables of single chips."""
+    steps = counted()
+    return HEAD.format(
+        triton=triton.__version__, digest=kernel_digest(), steps="\n".join(steps), growth="\n".join(grown()),
+        kernels=step_kernels()["float32"].total(), each_us=1e6 * KERNEL_SECONDS,
+    )  # fmt: skip
+
+
 def write(capabilities: Sequence[int]) -> None:
     """Compile everything and write the table."""
-    parts = [HEAD.format(triton=triton.__version__, digest=kernel_digest(), steps="\n".join(counted()))]
+    parts = [head()]
     for capability in capabilities:
         parts.append(
             f"## sm_{capability}\n\n{CHIPS[capability].shared_bytes // 1024} KiB of shared memory for a program.\n\n"
@@ -322,7 +419,8 @@ def problems() -> list[str]:
     found = []
     if kernel_digest() not in text:
         found.append(f"the kernel has changed since docs/gpu-kernels.md was written: {again}")
-    found += [f"a step launches otherwise: {row}: {again}" for row in counted() if row not in text]
+    if triton.__version__ in text:
+        found += [f"no longer so: {line}: {again}" for line in head().splitlines() if line not in text]
     table = read()
     for capability, chip in CHIPS.items():
         rows = table.get(capability, {})

@@ -40,6 +40,7 @@ KERNELS = {
     "split_attention": cuda_kernels,
     "combine": cuda_kernels,
     "append": cuda_step_kernels,
+    "rotate_rows": cuda_step_kernels,
     "add_norm": cuda_step_kernels,
     "silu_mul": cuda_step_kernels,
 }

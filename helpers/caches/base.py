@@ -33,6 +33,7 @@ class Places:
         lengths: tokens that each sequence holds, these included: an int, or int32 [batch] on the device.
         longest: the largest of them.
         table: of a paged cache: int32 [batch, blocks].
+        starts: of a paged cache: where the first of them stands, an int, or int32 [batch] on the device.
     """
 
     cos: torch.Tensor
@@ -42,6 +43,7 @@ class Places:
     lengths: int | torch.Tensor
     longest: int
     table: torch.Tensor | None = None
+    starts: int | torch.Tensor | None = None
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, heads, t, head_dim], rotated to these places."""

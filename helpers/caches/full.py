@@ -1,5 +1,7 @@
 """The full cache: every key and value of every token, for ever. Its slope is what the course is about."""
 
+import math
+
 import torch
 
 from helpers.caches.base import KVCache
@@ -10,7 +12,15 @@ from helpers.models.geometry import Geometry
 
 
 class FullCache(KVCache):
-    """Keys, rotated when they arrive, and values, each [layers, batch, kv_heads, capacity, head_dim]."""
+    """Keys, rotated when they arrive, and values, each [layers, batch, kv_heads, capacity, head_dim].
+
+    Args:
+        over: a cache at least as large whose memory this one takes as its own, laid out anew: for timing, which does
+            not depend on what is stored. Each then overwrites what the other held.
+
+    Raises:
+        ValueError: as `KVCache`, and where `over` is too small or stores another type.
+    """
 
     def __init__(
         self,
@@ -20,11 +30,15 @@ class FullCache(KVCache):
         dtype=torch.float32,
         device="cpu",
         backend: str | None = None,
+        over: "FullCache | None" = None,
     ):
         super().__init__(geometry, capacity, batch, dtype, device, backend)
         shape = (geometry.layers, batch, geometry.kv_heads, self._allocated(capacity), geometry.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        if over is None:
+            self.keys = torch.zeros(shape, dtype=dtype, device=device)
+            self.values = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.keys, self.values = (_laid_over(whole, shape, dtype) for whole in (over.keys, over.values))
         self.cos, self.sin = rope.tables(capacity, geometry.head_dim, geometry.rope_theta, device)
         # Views of single layers, made once: indexing a tensor costs as much as a small kernel.
         self.layers = list(zip(self.keys, self.values, strict=True))
@@ -54,3 +68,14 @@ class FullCache(KVCache):
 
     def _read_bytes(self, tokens: int) -> int:
         return self.nbytes // (self.keys.shape[3] * self.batch) * tokens
+
+
+def _laid_over(whole: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The beginning of `whole` as a contiguous tensor of `shape`."""
+    size = math.prod(shape)
+    if size > whole.numel() or dtype != whole.dtype:
+        raise ValueError(
+            f"a cache of {list(shape)} in {dtype} does not fit the memory of one of {list(whole.shape)} in "
+            f"{whole.dtype}: make the larger one first"
+        )
+    return whole.view(-1)[:size].view(shape)

@@ -81,6 +81,8 @@ class PagedCache(KVCache):
     ):
         super().__init__(pool.geometry, pool.positions, len(tables), pool.dtype, pool.device, backend)
         self.pool, self.tables, self.cos, self.sin = pool, tables, pool.cos, pool.sin
+        if self.kernels.CAPABILITIES.bound_tables:
+            self.bound = self._bind("float32", pool.keys, pool.values)
         self._rows: list[list[int]] = []
         lengths = self._each(length)
         for tokens, table in zip(lengths, tables, strict=True):
@@ -93,11 +95,18 @@ class PagedCache(KVCache):
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         places = self._claimed(layer, k, v)
+        if self.bound is not None and k.shape[2] <= FEW:
+            self.bound.append(layer, places.starts, k, v, places.table)
+            return
         places.write(self.pool.keys[layer], places.rotate(k))
         places.write(self.pool.values[layer], v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         places = self._asked(layer, q)
+        if self.bound is not None and q.shape[2] <= FEW:
+            even = isinstance(places.starts, int)
+            position, lengths = (places.starts, None) if even else (None, places.lengths)
+            return self.bound.attend(layer, position, q, lengths, places.table)
         q, table = places.rotate(q), places.table
         k, v = self.pool.keys[layer], self.pool.values[layer]
         if q.shape[2] <= FEW:
@@ -132,7 +141,8 @@ class PagedCache(KVCache):
             positions = torch.arange(start, end, device=self.device).expand(self.batch, -1)
         blocks = table[self._sequences, positions // size].long()
         index = (blocks, slice(None), positions % size)
-        return replace(places, index=index, by_token=True, table=table)
+        starts = places.lengths - (end - start)
+        return replace(places, index=index, by_token=True, table=table, starts=starts)
 
     def _on_device(self) -> torch.Tensor:
         """All tables in one, int32 [batch, blocks], sent anew only when one has grown: a captured step reads from where

@@ -267,6 +267,7 @@ class Fp8Cache(QuantizedCache):
         self.fused = self.fused and reads_fp8(self.device) and self.kernels.CAPABILITIES.fp8
         for name in ("k", "v"):
             self._store(name, self.rows, geometry.head_dim, quantize.FP8)
+        self.bound = self._bind("fp8", *self.stored.values()) if self.fused else None
 
     def _write(self, layer, k, v, places):
         for name, x in (("k", k), ("v", v)):

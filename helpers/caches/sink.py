@@ -87,6 +87,10 @@ class SinkCache(SinkBuffers):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        if self.kernels.CAPABILITIES.bound_rings:
+            ring = self.keys, self.values, self.cos, self.sin, self.sinks, self.window
+            self.bound = self.kernels.BoundRing(*ring)
+            return
         self._workspace = torch.zeros_like(self.keys[0])
         self._row_cos, self._row_sin = self.cos[: self.rows].clone(), self.sin[: self.rows].clone()
         self._turn = None
@@ -96,6 +100,9 @@ class SinkCache(SinkBuffers):
         start, end = self._claim(layer, k.shape[2])
         if k.shape[2] == 1:
             row = start if start < self.sinks else self.sinks + (start - self.sinks) % self.window
+            if self.bound is not None:
+                self.bound.append(layer, row, k, v)
+                return
             self.keys[layer, :, :, row], self.values[layer, :, :, row] = k[:, :, 0], v[:, :, 0]
             return
         old = self._window_rows(start - self.window + 1, start)
@@ -135,9 +142,11 @@ class SinkCache(SinkBuffers):
 
     def _attend_newest(self, layer: int, q: torch.Tensor, end: int) -> torch.Tensor:
         """The newest token over all rows held, each rotated to its place in the cache."""
-        held = min(end, self.rows)
+        held, oldest = min(end, self.rows), max(end - self.rows, 0) % self.window
+        if self.bound is not None:
+            return self.bound.attend(layer, held, oldest, q)
         q = rope.rotate(q, self.cos[held - 1 : held], self.sin[held - 1 : held])
-        k = self._rotated(layer, held, oldest=max(end - self.rows, 0) % self.window)
+        k = self._rotated(layer, held, oldest)
         return self.kernels.decode_attention(q[:, :, 0], k, self.values[layer], held)[:, :, None]
 
     def _rotated(self, layer: int, held: int, oldest: int) -> torch.Tensor:

@@ -390,7 +390,9 @@ class MemoryRead:
         self._turns = None
 
 
-def read_step(device: torch.device, buffer: torch.Tensor | None = None, parts: int = 8) -> tuple[MemoryRead, int]:
+def read_step(
+    device: torch.device, buffer: torch.Tensor | None = None, parts: int = 8, held: torch.Tensor | None = None
+) -> tuple[MemoryRead, int]:
     """A step that reads memory, and the bytes that one call reads.
 
     Timed in turns with other steps, it says what the memory gave in those very minutes.
@@ -399,9 +401,13 @@ def read_step(device: torch.device, buffer: torch.Tensor | None = None, parts: i
         buffer: float32; made here when None, and smaller than for the card where caches are large, since the other
             steps of a sweep stream through the cache between two calls.
         parts: of 32 MB that a CPU reads in one call.
+        held: a contiguous tensor that is there anyway. An accelerator, which reads all of it in one call, reads it in
+            place of a buffer, if it is as many times its cache; a CPU, in whose cache parts of it may lie, does not.
 
     Raises MemoryError where too little is free.
     """
+    if buffer is None and held is not None and device.type != "cpu":
+        buffer = held.view(-1) if held.nbytes >= CACHES_A_BUFFER * cache_bytes(device) else None
     if buffer is None:
         buffer = torch.ones(buffer_bytes(device, LARGEST_BUFFER_BESIDE_BYTES) // 4, device=device)
     step = MemoryRead(buffer, parts)

@@ -6,6 +6,7 @@ that changes, the lengths above all, from device memory at an address that never
 device to learn a number (`.item()`, a mask turned into indices).
 """
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -73,16 +74,37 @@ def captured(function: Callable, cuda=torch.cuda) -> Callable:
     twice to see whether it waits for the device: a capture that breaks off for this may spoil torch's allocator.
     """
     if found := waits(function):
-        print(f"Note: this step is timed launch by launch, for it cannot be captured as a CUDA graph: {found[0]}")
+        _note(found[0])
         return function
     try:
         return Graph(function, cuda)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(f"Note: this step is timed launch by launch, for it cannot be captured as a CUDA graph: {reason}")
+        _note(str(error).splitlines()[0] if str(error) else type(error).__name__)
         return function
+
+
+_noted: set[str] | None = None
+
+
+@contextlib.contextmanager
+def one_note():
+    """While this lasts, `captured` gives each reason once: the contexts of a sweep share it."""
+    global _noted
+    _noted = set()
+    try:
+        yield
+    finally:
+        _noted = None
+
+
+def _note(reason: str) -> None:
+    if _noted is not None:
+        if reason in _noted:
+            return
+        _noted.add(reason)
+    print(f"Note: this step is timed launch by launch, for it cannot be captured as a CUDA graph: {reason}")
 
 
 class DecodeGraph:

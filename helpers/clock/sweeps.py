@@ -1,5 +1,6 @@
 """Real decode steps under the clock: one decoder over one cache at any context, and sweeps over many."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -16,6 +17,10 @@ SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
 BESIDE = "beside"
 # Caches of a sweep take at most this share of what is free: a read buffer and what captured steps need come on top.
 CACHE_SHARE = 0.7
+# A unit at "quick" takes no more of an accelerator than this, weights included, so that it runs on a card of 8 GB and
+# learners can share a larger one; what captured steps and logits need is part of it.
+QUICK_BYTES, WORKING_BYTES = 7e9, 0.3e9
+BATCHES = (16, 12, 8, 4, 2, 1)
 LONGEST_CONTEXT = 32_768
 ENOUGH_GROWTH = 4.0  # a step that takes so many times as long at the end shows its slope
 
@@ -35,20 +40,37 @@ def growth(decoder: Decoder, batch: int, context: int, bytes_per_second: float, 
     return last / first
 
 
-def sizes(decoder: Decoder, card: DeviceCard, free_bytes: int | None = None) -> tuple[tuple[int, int], tuple[int, ...]]:
+def room_bytes(decoder: Decoder, budget: str = "quick") -> float:
+    """What caches may take beside a decoder that is already there: CACHE_SHARE of the memory that is still free, and of
+    an accelerator at "quick" what QUICK_BYTES leave; infinity where the system does not say what is free."""
+    free = devices.free_bytes(decoder.device)
+    room = math.inf if free is None else CACHE_SHARE * free
+    if decoder.device.type != "cpu" and budget == "quick":
+        room = min(room, QUICK_BYTES - WORKING_BYTES - decoder.weight_bytes)
+    return room
+
+
+def largest_batch(decoder: Decoder, sequence_bytes: float, most: int, budget: str = "quick") -> int:
+    """The largest of BATCHES, `most` at the most, whose caches have room here; 1 where not even two have.
+
+    Args:
+        sequence_bytes: of all caches that are held side by side, for one sequence.
+    """
+    room = room_bytes(decoder, budget)
+    return next((batch for batch in BATCHES if batch <= most and batch * sequence_bytes <= room), 1)
+
+
+def sizes(decoder: Decoder, card: DeviceCard, budget: str = "quick") -> tuple[tuple[int, int], tuple[int, ...]]:
     """Two batches, one four times the other, and the contexts at which full caches of both show the slope here.
 
     A fast device gets more sequences, and an accelerator longer contexts, doubled up to 32k until a step is predicted
-    to take four times as long at the end: as far as both caches fit CACHE_SHARE of the free memory.
-
-    Args:
-        free_bytes: memory that can still be allocated; asked of the device when None.
+    to take four times as long at the end: as far as the larger cache, whose memory the smaller one may take
+    (`FullCache`, over), fits `room_bytes`.
     """
-    free = devices.free_bytes(decoder.device) if free_bytes is None else free_bytes
-    token = kv_bytes(decoder.geometry, 1, dtype=decoder.dtype)
+    token, room = kv_bytes(decoder.geometry, 1, dtype=decoder.dtype), room_bytes(decoder, budget)
 
     def fit(batch: int, longest: int) -> bool:
-        return free is None or 5 * batch * (longest + 64) * token <= CACHE_SHARE * free
+        return 4 * batch * (longest + 64) * token <= room
 
     contexts = list(CONTEXTS)
     batch = next((b for b in ((4, 2) if decoder.device.type == "cuda" else ()) if fit(b, contexts[-1])), 1)
@@ -142,10 +164,12 @@ def decode_sweep(
         for label, (decoder, cache) in engines.items():
             points[label] = DecodeStep(decoder, cache, contexts[-1])
             bar.to(len(points) / len(engines))
-    for label, point in points.items():
-        for context in contexts:
-            steps[label, context] = point.at(context)
-            floors[label, context] = point.bytes_at(context) / read_bytes_per_second if read_bytes_per_second else None
+    with graphs.one_note():
+        for label, point in points.items():
+            for context in contexts:
+                steps[label, context] = point.at(context)
+                floor = point.bytes_at(context) / read_bytes_per_second if read_bytes_per_second else None
+                floors[label, context] = floor
     beside = beside or {}
     steps |= {(BESIDE, label): step for label, step in beside.items()}
     device = next(iter(points.values())).decoder.device

@@ -80,7 +80,9 @@ class Capabilities:
         bound_caches: it has `BoundCache`, which handles the newest tokens of a contiguous cache in two calls.
         bound_blocks: it has `bind_norm_linear` and `bind_finish_block`, which run all of a layer but its attention.
         bound_places: its `BoundCache` also takes positions and lengths as tensors [batch] on the device.
-        fp8: it has `decode_attention_fp8`.
+        bound_tables: its `BoundCache` also takes the pool of a paged cache and tables of its blocks.
+        bound_rings: it has `BoundRing`, the same for sinks and a ring whose keys are stored as they came.
+        fp8: it has `decode_attention_fp8`, and its `BoundCache` takes fp8.
         scales_per_channel: its `decode_attention_int4` takes a scale for a dim of a block of tokens.
     """
 
@@ -89,6 +91,8 @@ class Capabilities:
     bound_caches: bool = False
     bound_blocks: bool = False
     bound_places: bool = False
+    bound_tables: bool = False
+    bound_rings: bool = False
     fp8: bool = False
     scales_per_channel: bool = False
 

@@ -22,6 +22,7 @@ from helpers.kernels.launches import Launch, launch, power_of_two
 __all__ = [
     "CAPABILITIES",
     "BoundCache",
+    "BoundRing",
     "bind_finish_block",
     "bind_norm_linear",
     "cascade_attention",
@@ -41,6 +42,8 @@ CAPABILITIES = Capabilities(
     bound_caches=True,
     bound_blocks=True,
     bound_places=True,
+    bound_tables=True,
+    bound_rings=True,
     fp8=True,
 )
 MULTIPROCESSORS_ASSUMED = 108  # where there is no device to ask: the interpreter, a meta tensor
@@ -154,8 +157,9 @@ class BoundCache:
     """A cache's tensors, bound: the newest tokens' way into them in one launch, their queries' answer in two.
 
     Args:
-        kind: "float32", which here is every unquantised type, "int8" or "int4" (per token).
-        stored, cos, sin: as in `helpers.kernels.cpu.BoundCache`.
+        kind: "float32", which here is every unquantised type, "fp8" (without scales), "int8" or "int4" (per token).
+        stored, cos, sin: as in `helpers.kernels.cpu.BoundCache`; or those of a pool, keys and values [layers, blocks,
+            kv_heads, block_size, head_dim], of which every call brings the `table`, int32 [batch, blocks].
     """
 
     def __init__(self, kind: str, stored: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor):
@@ -163,7 +167,14 @@ class BoundCache:
         self._layers = list(zip(*stored, strict=True))
         self.batch, self.kv_heads, self.head_dim = *stored[0].shape[1:3], cos.shape[1]
 
-    def append(self, layer: int, position: int | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(
+        self,
+        layer: int,
+        position: int | torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        table: torch.Tensor | None = None,
+    ) -> None:
         """Write k, rotated, and v [batch, kv_heads, t, head_dim] to `position` and on, which the caller has checked.
 
         Args:
@@ -176,18 +187,24 @@ class BoundCache:
         """
         stored = self._layers[layer]
         _check_width("head_dim", self.head_dim)
+        batch = self.batch if table is None else table.shape[0]
         for name, x in (("k", k), ("v", v)):
-            if (x.shape[0], x.shape[1], x.shape[3]) != (self.batch, self.kv_heads, self.head_dim) or x.stride(3) != 1:
-                shape = f"[{self.batch}, {self.kv_heads}, t, {self.head_dim}]"
+            if (x.shape[0], x.shape[1], x.shape[3]) != (batch, self.kv_heads, self.head_dim) or x.stride(3) != 1:
+                shape = f"[{batch}, {self.kv_heads}, t, {self.head_dim}]"
                 raise ValueError(f"{name} must be {shape}, contiguous along head_dim, not {list(x.shape)}")
             if self._kind == "float32" and x.dtype != stored[0].dtype:
                 raise ValueError(f"{name} is {x.dtype} and this cache stores {stored[0].dtype}")
             if self._kind != "float32":
                 quantize.require_finite(x)
-        cuda_steps.append(stored, *self._angles, position, k, v)
+        cuda_steps.append(stored, self._angles, position, k, v, table)
 
     def attend(
-        self, layer: int, position: int | None, q: torch.Tensor, lengths: torch.Tensor | None = None
+        self,
+        layer: int,
+        position: int | None,
+        q: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of q [batch, q_heads, t, head_dim], rotated to `position` and on, each over the tokens up to its
         own. Where sequences differ there is no one position, and `lengths`, an integer tensor [batch] on the device,
@@ -197,7 +214,34 @@ class BoundCache:
         (k, *of_k), (v, *of_v) = stored[:half], stored[half:]
         scales = {f"{side}_{name}": x for side, more in (("k", of_k), ("v", of_v))
                   for name, x in zip(("scale", "zero"), more, strict=False)}  # fmt: skip
-        return _attend(q, k, v, length, angles=self._angles, **scales)
+        return _attend(q, k, v, length, block_table=table, angles=self._angles, **scales)
+
+
+class BoundRing:
+    """A ring of rows with sinks before it (`caches.sink`), whose keys are stored as they came: the newest token's way
+    into it in one launch, its query's answer in three.
+
+    Args:
+        keys, values: [layers, batch, kv_heads, rows, head_dim]; the first `sinks` rows stay, `window` more are a ring.
+        cos, sin: of `models.rope`, for places in the cache.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, cos, sin, sinks: int, window: int):
+        self._layers = list(zip(keys, values, strict=True))
+        self._angles, self._sizes = (cos, sin), (sinks, window)
+        self._turned = torch.zeros_like(keys[0])  # for one layer after the other
+
+    def append(self, layer: int, row: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v [batch, kv_heads, 1, head_dim] to a row."""
+        _check_width("head_dim", k.shape[3])
+        cuda_steps.append(self._layers[layer], None, row, k, v)
+
+    def attend(self, layer: int, held: int, oldest: int, q: torch.Tensor) -> torch.Tensor:
+        """Attention of the newest token, q [batch, q_heads, 1, head_dim], which stands at place held - 1, over the
+        `held` first rows, of whose ring the row `oldest` comes first."""
+        keys, values = self._layers[layer]
+        cuda_steps.rotate_rows(keys, *self._angles, held, oldest, *self._sizes, self._turned)
+        return _attend(q, self._turned, values, held, angles=self._angles)
 
 
 def constants(

@@ -365,7 +365,7 @@ print(f"a step streams {model.weight_bytes / 1e6:,.0f} MB of weights")
 # show the same.)
 
 # %%
-batches, contexts = sweeps.sizes(model, card)
+batches, contexts = sweeps.sizes(model, card, budget)
 longest = contexts[-1]  # tokens
 kv = kv_bytes_per_token(model.geometry, bytes_per_element=4)
 weights, rate = model.weight_bytes, card.read_bytes_per_second
@@ -378,15 +378,18 @@ for batch in batches:
     print(f"batch {batch}: {predicted[batch][0]:.1f} → {predicted[batch][-1]:.1f} ms")
 
 # %% [markdown]
-# Real decode steps, at these contexts and batch sizes, in turns. Each cache is filled with random keys
-# and values: the time of a step does not depend on what they say. The same rounds also time a plain read of
-# memory: what does it give *today*?
+# Real decode steps, at these contexts and batch sizes, in turns. The caches are filled with random keys and
+# values: the time of a step does not depend on what they say, so the smaller cache may use the larger one's
+# memory. The same rounds also time a plain read of memory: what does it give *today*?
 
 # %%
+few, many = batches
 room = {"capacity": longest + 64, "device": spot}
-caches = {b: FullCache(model.geometry, batch=b, **room) for b in batches}
+largest = FullCache(model.geometry, batch=many, **room)
+caches = {few: FullCache(model.geometry, batch=few, over=largest, **room)}
+caches[many] = largest
 engines = {f"batch {b}": (model, cache) for b, cache in caches.items()}
-plain_read, read_bytes = devices.read_step(spot)
+plain_read, read_bytes = devices.read_step(spot, held=largest.keys)
 timed = sweeps.decode_sweep(engines, contexts, budget, rate, {"read": plain_read})
 rate_now = read_bytes / timed["beside"]["read"].median
 print(f"memory: {rate_now / 1e9:.1f} GB/s now, {rate / 1e9:.1f} GB/s on the card")

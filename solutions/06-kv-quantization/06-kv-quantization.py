@@ -599,14 +599,22 @@ estimates.Table(["one byte a number", "of", "error (% of the norm)"], rows)
 #
 # The caches below keep their scales and zeros in 4 bytes each, so that int4 in groups of 64 takes 5 bits a number and
 # not the 4.5 of exercise 06.1 (and a little more per channel, where up to 64 keys wait in full precision for their block
-# to fill). Both int4 schemes whose perplexity you just saw are timed. The prediction comes from bytes alone, for one step
-# at the longest context; then the steps are timed, and a folded cell draws them.
+# to fill). Both int4 schemes whose perplexity you just saw are timed. On a CUDA GPU a step serves as many sequences as
+# fit, 16 at most: with one, weights and launches would hide what a cache saves. The prediction comes from bytes alone,
+# for one step at the longest context; then the steps are timed, and a folded cell draws them.
 
 # %%
 from helpers.caches import Fp8Cache, Int4ChannelCache, Int4TokenCache, Int8Cache
+from helpers.models.counts import kv_bytes
 
+card = devices.card(spot)
 contexts = [512, 2_048, 4_096] if budget == "quick" else [512, 2_048, 4_096, 8_192]
 size = {"capacity": contexts[-1] + 64, "device": spot}
+row_bytes = 2.1 * kv_bytes(model.geometry, size["capacity"], dtype=model.dtype)  # all
+most = 16 if spot.type == "cuda" else 1  # sequences
+size["batch"] = batch = sweeps.largest_batch(model, row_bytes, most, budget)
+
+# %%
 channel = Int4ChannelCache(model.geometry, group=64, block=64, **size)
 caches = {
     "float32": FullCache(model.geometry, **size),
@@ -619,19 +627,18 @@ if (e4m3 := Fp8Cache(model.geometry, **size)).fused:  # only where the chip read
     caches["fp8 fused"] = e4m3
 
 # %%
-card = devices.card(spot)
 per_token_bytes = {
-    name: held.nbytes / size["capacity"] for name, held in caches.items()
+    name: held.nbytes / size["capacity"] / batch for name, held in caches.items()
 }
 rows = []
 for name, each in per_token_bytes.items():
-    read = model.weight_bytes + contexts[-1] * each
+    read = model.weight_bytes + batch * contexts[-1] * each
     floor = 1e3 * read / card.read_bytes_per_second
     estimates.predict(f"06.tpot_ms_{name.replace(' ', '_')}", floor, "ms")
     bits = 32 * each / per_token_bytes["float32"]
     rows.append([name, f"{bits:.1f}", f"{each:,.0f}", f"{floor:.1f} ms"])
 header = ["cache", "bits per number", "bytes a token", f"step at {contexts[-1]:,}"]
-estimates.Table(header, rows)
+estimates.Table(header, rows, f"A step of {batch} sequence{'s' * (batch > 1)}.")
 
 # %% jupyter={"source_hidden": true}
 streams = {}
@@ -646,7 +653,7 @@ for name, held in caches.items():
         part = "keys" if what in ("k", "keys") else "values"
         part = "scales" if "_" in what else part
         streams[name][part] += held.step_bytes(contexts[-1]) * tensor.nbytes / total
-title = f"What a step reads at {contexts[-1]:,} tokens, {model.geometry.name}"
+title = f"What a step reads at batch {batch}, {contexts[-1]:,} tokens"
 _ = drawings.step_bytes(streams, title=title)
 
 # %%
@@ -671,9 +678,9 @@ ax = plots.curve(
     spread=spread,
     xlabel="context (tokens)",
     ylabel="TPOT (ms)",
-    title=f"One model, {len(caches)} ways to read its cache ({card.name})",
+    title=f"{len(caches)} ways to read a cache, batch {batch} ({card.name})",
 )
-recordings.beside(ax, 1, contexts[-1], spot.type)
+recordings.beside(ax, batch, contexts[-1], spot.type)
 
 # %% [markdown]
 # Which of the stories does each line tell? Below float32 at the right end: less memory *and* less time. Above it: less
@@ -695,7 +702,8 @@ def crossing(name):
 # %%
 rows = []
 for name, (slope, intercept) in lines.items():
-    rate = f"{per_token_bytes[name] / slope / 1e6:.1f} GB/s" if slope > 0 else "busy"
+    each = batch * per_token_bytes[name]
+    rate = f"{each / slope / 1e6:.1f} GB/s" if slope > 0 else "busy"
     line = [f"{1e3 * slope:.2f} µs", f"{intercept:.1f} ms", rate]
     rows.append([name, *line, "—" if name == "float32" else crossing(name)])
 header = ["cache", "slope, per token", "intercept", "bytes ÷ slope", "faster from"]
@@ -713,8 +721,10 @@ estimates.Table(header, rows)
 #
 # **Whether fewer bytes win depends on the processor, too.** A number that was read is converted once, and then multiplied
 # once for each query head that shares it. Packing leaves all of that arithmetic as it is, so with more heads a KV head it
-# sooner takes as long as reading. With four, int4 was ahead of float32 on the AMD EPYC of this course's recordings and
-# behind it on an Intel Xeon. On your CPU? Attention alone, over 16,384 tokens of 8 KV heads, whatever the device above:
+# sooner takes as long as reading. With four, int4 took 0.79 of float32's time on the AMD EPYC of this course's recordings
+# and 1.22 times it on an Intel Xeon. (Its last-level cache of 300 MB has room for the 67 MB of keys and values below:
+# perhaps float32 did not come from memory there, so that fewer bytes saved less.) On your CPU? Attention alone, over
+# 16,384 tokens of 8 KV heads, whatever the device above:
 
 # %%
 from functools import partial

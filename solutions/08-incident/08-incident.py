@@ -496,12 +496,14 @@ _ = ax.legend()
 from helpers.caches import FullCache, Int8Cache
 from helpers.clock import devices, recordings, sweeps
 from helpers.models import pretrained
+from helpers.models.counts import kv_bytes
 
 spot = devices.pick(device)
 card = devices.card(spot)
 model, _ = pretrained.load(device=spot)
 far, kept = 8_192, 4_096
-_, side = sweeps.sizes(model, card)[0]  # sequences, as many as fit with ease
+one = 1.3 * kv_bytes(model.geometry, far + 64, dtype=model.dtype)  # both caches
+side = sweeps.largest_batch(model, one, 16 if spot.type == "cuda" else 4, budget)
 engines = {
     "float32": (model, FullCache(model.geometry, far + 64, side, device=spot)),
     "8 bits": (model, Int8Cache(model.geometry, far + 64, side, device=spot)),

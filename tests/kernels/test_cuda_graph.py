@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from helpers.caches import BlockPool, FullCache, Int4TokenCache, Int8Cache, LatentCache, PagedCache, StaticCache
+from helpers.caches import (
+    BlockPool,
+    FullCache,
+    Int4TokenCache,
+    Int8Cache,
+    LatentCache,
+    PagedCache,
+    SinkCache,
+    StaticCache,
+)
 from helpers.clock import graphs
 from helpers.kernels import cuda
 from helpers.models.decoder import Decoder
@@ -25,22 +34,27 @@ def test_the_step_may_be_captured():
     assert graphs.problems(lambda: decoder.decode(torch.tensor([1, 2]), cache), cache, decoder) == []
 
 
-@pytest.mark.parametrize("kind", [FullCache, StaticCache, Int8Cache, Int4TokenCache])
-def test_the_step_gives_the_same_logits(kind, monkeypatch):
-    monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))  # where all is computed in float32
-    logits = []
-    for backend in ("cuda", "reference"):
-        decoder, cache = Decoder(HEADS_OF_32, backend=backend), kind(HEADS_OF_32, 64, batch=2, backend=backend)
-        cache.fill(7)
-        logits.append([decoder.decode(torch.tensor(tokens), cache) for tokens in ([1, 2], [3, 4], [[5, 6], [7, 8]])])
-    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
-
-
 def paged(geometry, capacity, batch, backend):
     blocks = capacity // 16
     pool = BlockPool(geometry, batch * blocks, 16, capacity)
     tables = torch.randperm(batch * blocks, generator=torch.Generator().manual_seed(0)).view(batch, blocks)
     return PagedCache(pool, tables.tolist(), backend=backend)
+
+
+def ringed(geometry, capacity, batch, backend):
+    """Which has dropped tokens of a prompt of 12."""
+    return SinkCache(geometry, capacity, 2, 7, batch, backend=backend)
+
+
+@pytest.mark.parametrize("kind", [FullCache, StaticCache, Int8Cache, Int4TokenCache, paged, ringed])
+def test_the_step_gives_the_same_logits(kind, monkeypatch):
+    monkeypatch.setattr(cuda, "_capability", lambda device: (7, 5))  # where all is computed in float32
+    logits = []
+    for backend in ("cuda", "reference"):
+        decoder, cache = Decoder(HEADS_OF_32, backend=backend), kind(HEADS_OF_32, 64, batch=2, backend=backend)
+        decoder.prefill(torch.arange(24).view(2, 12), cache)
+        logits.append([decoder.decode(torch.tensor(tokens), cache) for tokens in ([1, 2], [3, 4], [[5, 6], [7, 8]])])
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
 
 
 LATENT = TINY.replace(name="tiny latent", kv_heads=4, head_dim=32, mla=MLA(16, 16, 16, 16))
@@ -80,7 +94,9 @@ def test_the_kernel_reads_a_paged_cache_through_its_table():
 
 @pytest.mark.parametrize("name", kernel_table.COUNTED)
 def test_a_step_launches_ten_kernels_a_layer(name):
-    """Norm, product, append, two of attention, product, add and norm, product, gate, product; and three or five."""
+    """Norm, product, append, two of attention, product, add and norm, product, gate, product; and three or five. A
+    table's places take some more, once a step, and a ring one more a layer."""
     kernels = kernel_table.step_kernels()[name]
-    assert kernels.total() <= 10 * 30 + 5, kernels
+    assert kernels.total() - kernels["rotate_rows"] <= 10 * 30 + (12 if "blocks" in name else 5), kernels
+    assert kernels["rotate_rows"] == (30 if "ring" in name else 0)
     assert kernels["append"] == kernels["split_attention"] == kernels["combine"] == 30

@@ -93,6 +93,16 @@ MISTAKES = {
         "newest token of unequal sequences",
     ),
     "all heads are written to the first": ("(batch * heads + head) *", "(batch * heads) *", "newest token"),
+    "the block is another": (
+        "position // BLOCK).to(",
+        "position // BLOCK + 1).to(",
+        "2 newest tokens of unequal sequences, paged",
+    ),
+    "the place in its block is forgotten": ("* BLOCK + position % BLOCK", "* BLOCK", "newest token, paged"),
+    "half of what fp8 holds": ("tl.constexpr(448.0)", "tl.constexpr(224.0)", "newest token, fp8"),
+    "fp8 is cut off": ("bits + 0x7FFFF +", "bits +", "newest token, fp8"),
+    "the ring begins at its first row": ("- oldest + window", "+ window", "newest token, ring"),
+    "sinks turn with the ring": ("tl.where(row < sinks, row,", "tl.where(row < 0, row,", "newest token, ring"),
     "half of a value is written twice": (
         "values_ptr + HALF + row, v_high",
         "values_ptr + HALF + row, v_low",

@@ -26,19 +26,21 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU as its driver describes it; `free_bytes` is what a process that has just started can allocate."""
+    """A GPU as its driver describes it; `free_bytes` is what a process that has just started can allocate, and
+    `bytes_per_second` what it is taken to read."""
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     free_bytes: int
+    bytes_per_second: float
 
 
 CHIPS = {
-    "T4": Chip("Tesla T4", (7, 5), 40, 14_900_000_000),
-    "8GB": Chip("NVIDIA GeForce RTX 3070", (8, 6), 46, 7_400_000_000),
-    "H100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 79_000_000_000),
-    "5090": Chip("NVIDIA GeForce RTX 5090", (12, 0), 170, 31_000_000_000),
+    "T4": Chip("Tesla T4", (7, 5), 40, 14_900_000_000, 320e9),
+    "8GB": Chip("NVIDIA GeForce RTX 3070", (8, 6), 46, 7_400_000_000, 448e9),
+    "H100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 79_000_000_000, 3350e9),
+    "5090": Chip("NVIDIA GeForce RTX 5090", (12, 0), 170, 31_000_000_000, 1792e9),
 }
 
 # Answers that only the device has, or results whose size only it knows.

@@ -6,7 +6,7 @@ import torch
 
 from tests.rehearsal import chip
 
-machine = chip.install(chip.Chip("small", (9, 0), 4, 1_000_000))
+machine = chip.install(chip.Chip("small", (9, 0), 4, 1_000_000, 1e9))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ import pytest
 
 from tools.units import ROOT, find
 
+SHOWN = ("02", "04", "06")  # the units whose curve is the slow-down itself
+
 
 def run(*words):
     """Run a module of this folder in a process of its own, which is a machine with a chip to its end."""
@@ -31,16 +33,17 @@ def test_the_pretend_chip_refuses_what_a_gpu_would():
     assert done.stdout.strip() == "all refused", done.stderr[-2000:]
 
 
-@pytest.mark.parametrize(("chip", "most_bytes"), [("T4", 12e9), ("8GB", 7e9), ("H100", 32e9)])
-def test_all_units_run_and_replay_what_they_would_launch(chip, most_bytes, tmp_path):
+@pytest.mark.parametrize("chip", ["T4", "8GB", "H100"])
+def test_all_units_run_and_replay_what_they_would_launch(chip, tmp_path):
     reports = rehearsed(chip, tmp_path)
     assert [report["unit"] for report in reports] == [unit.name for unit in find()]
     for report in reports:
         unit = report["unit"]
         assert not report["failures"], f"{unit}: {report['failures']}"
         assert not report["wrong_replays"], f"{unit}: {report['wrong_replays']}"
-        # Exercise 04's own cache copies a list of places in each step.
-        assert unit == "04-streaming-llm" or not report["not_captured"], f"{unit}: {report['not_captured']}"
+        assert not report["not_captured"], f"{unit}: {report['not_captured']}"
         assert not report["slow"], f"{unit}: {report['slow']}"
-        assert report["peak_bytes"] < most_bytes, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
+        assert report["peak_bytes"] < 7e9, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
+        if unit[:2] in SHOWN:
+            assert report["growth"] > 1.5, f"{unit}: a step grows {report['growth']:.2f} times"
     assert sum(report["graphs"] for report in reports) > 50

@@ -30,6 +30,7 @@ import torch
 
 from tests.rehearsal import chip as pretend
 
+LAUNCHES_A_LAYER_SECONDS = 10 * 1.7e-6  # ten kernels (docs/gpu-kernels.md), and what one takes, assumed
 LAYERS = 2  # that a model runs; the others do the same, and only their weights and caches are there
 
 
@@ -43,6 +44,7 @@ class Report:
     wrong_replays: list[str] = field(default_factory=list)
     not_captured: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
+    growth: float = 0.0  # of the step that grows most in a sweep over contexts, by its bytes and its launches
     graphs: int = 0
     peak_bytes: int = 0
     seconds: float = 0.0
@@ -61,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         reports.append(report)
         print(
             f"{report.unit} on {report.chip}: {report.seconds:.0f} s, {report.graphs} graphs, at most "
-            f"{report.peak_bytes / 1e9:.2f} GB",
+            f"{report.peak_bytes / 1e9:.2f} GB" + f", a step grows {report.growth:.1f} times" * (report.growth > 0),
             flush=True,
         )
         for what in ("failures", "wrong_replays", "not_captured", "slow"):
@@ -159,7 +161,7 @@ def _shorten(layers: int) -> None:
 
 def _pretend_clock(report: Report) -> None:
     """A clock that runs each step and makes up how long it took; graphs that remember what they are of."""
-    from helpers.clock import devices, graphs, timing
+    from helpers.clock import devices, graphs, sweeps, timing
 
     graphs.WARM_UP_CALLS = 1
     measured = getattr(devices._matmul_rate, "measured", devices._matmul_rate)
@@ -205,6 +207,20 @@ def _pretend_clock(report: Report) -> None:
         return timing.compare_pairs(tuple(1.0 + 0.001 * i for i in range(20)))
 
     timing.Clock.sweep, timing.Clock.compare = sweep, compare
+    decode_sweep = getattr(sweeps.decode_sweep, "plain", sweeps.decode_sweep)
+
+    def noted_sweep(engines, contexts=sweeps.CONTEXTS, *args, **kwargs):
+        for decoder, cache in engines.values():
+            first, last = (
+                (decoder.weight_bytes + cache.step_bytes(context)) / pretend.machine.chip.bytes_per_second
+                + decoder.geometry.layers * LAUNCHES_A_LAYER_SECONDS
+                for context in (min(contexts), max(contexts))
+            )
+            report.growth = max(report.growth, last / first)
+        return decode_sweep(engines, contexts, *args, **kwargs)
+
+    noted_sweep.plain = decode_sweep
+    sweeps.decode_sweep = noted_sweep
 
 
 if __name__ == "__main__":
