@@ -6,9 +6,9 @@ tensors.
 """
 
 import functools
+from collections import Counter
 
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.models.decoder import Decoder
@@ -128,11 +128,10 @@ def prefill_flops(geometry: Geometry, tokens: int, batch: int = 1) -> int:
 
 
 def _count(geometry: Geometry, tokens: int, pairs: list[int], absorbed: bool) -> int:
-    """Run the products of one sequence on meta tensors under torch's counter.
+    """All products of one sequence, each kind counted once.
 
     Every (query, key) pair costs the same, so a layer's attention is one query against `pairs` keys.
     """
-    meta = functools.partial(torch.empty, device="meta")
     if not geometry.mla:
         score_width, value_width = geometry.head_dim, geometry.head_dim
     elif absorbed:
@@ -142,13 +141,21 @@ def _count(geometry: Geometry, tokens: int, pairs: list[int], absorbed: bool) ->
         score_width = geometry.mla.qk_nope_head_dim + geometry.mla.qk_rope_head_dim
         value_width = geometry.mla.v_head_dim
     *matrices, head = _step_matrices(geometry, torch.float32)
+    heads = geometry.q_heads
+    total = _product_flops((1, geometry.hidden), (geometry.hidden, head.shape[0]))
+    for (outputs, inputs), times in Counter(tuple(matrix.shape) for matrix in matrices).items():
+        total += times * _product_flops((tokens, inputs), (inputs, outputs))
+    for keys, layers in Counter(pairs).items():
+        total += layers * _product_flops((heads, 1, score_width), (heads, score_width, keys))
+        total += layers * _product_flops((heads, 1, keys), (heads, keys, value_width))
+    return total
+
+
+@functools.cache
+def _product_flops(*shapes: tuple[int, ...]) -> int:
+    """FLOPs of the product of two tensors of these shapes, by torch's counter; on "meta", where nothing is computed."""
     with FlopCounterMode(display=False) as counter:
-        for matrix in matrices:
-            F.linear(meta(tokens, matrix.shape[1]), matrix)
-        F.linear(meta(1, geometry.hidden), head)
-        for keys in pairs:
-            scores = meta(geometry.q_heads, 1, score_width) @ meta(geometry.q_heads, score_width, keys)
-            scores @ meta(geometry.q_heads, keys, value_width)
+        torch.matmul(*(torch.empty(shape, device="meta") for shape in shapes))
     return counter.get_total_flops()
 
 
