@@ -52,6 +52,8 @@ class Conversation:
         self.numbers = {}  # id() of a kept thing -> its number
         self.tables = []  # of each call under way: the grader's mutable arguments, as they are here
         self.iterating = {}  # number of an iterator -> the table of the call that made it
+        self.operate = None  # does operations on tensors that stay with the grader, during a call that is counted
+        self.distant = {}  # number of such a tensor -> what stands for it here
 
     def serve(self):
         """Do what is asked until ("return", …) ends a question of ours, or ("bye",) ends it all."""
@@ -86,6 +88,7 @@ class Conversation:
             "theirs": lambda number: Theirs(self, number),
             "yours": lambda number: self.kept[number],
             "module": importlib.import_module,
+            "distant": self.stand_in,
         }
         unpickler.persistent_load = lambda pid: found[pid[0]](pid[1])
         return unpickler.load()
@@ -116,20 +119,20 @@ class Conversation:
             return {"missing": name}
         return {"value": self.encode(self.names[name], [])}
 
-    def on_call(self, number, args, kwargs, contents, traffic, table):
+    def on_call(self, number, args, kwargs, contents, operate, table):
         for shell, content in zip(table, contents, strict=True):
             self.fill(shell, self.load(content, table))
         before = [self.content(shell, table) for shell in table]
         self.tables.append(table)
         try:
-            with self.counted(traffic) as seen:
+            with self.elsewhere(operate):
                 result = self.kept[number](*args, **kwargs)
         finally:
             self.tables.pop()
         value = self.encode(result, table)
         if isinstance(value, dict) and "iterator" in value:
             self.iterating[value["iterator"]] = table
-        return {"value": value, "changed": self.changes(table, before), "traffic": seen()}
+        return {"value": value, "changed": self.changes(table, before)}
 
     def on_next(self, number):
         table = self.iterating.get(number, [])
@@ -166,14 +169,72 @@ class Conversation:
             raise error
         raise EOFError("the grader has hung up")
 
+    # Tensors that stay with the grader: each operation on them is done there.
+
     @contextlib.contextmanager
-    def counted(self, at_least):
-        if at_least is None:
-            yield lambda: None
+    def elsewhere(self, operate):
+        if operate is None:
+            yield
             return
-        traffic = importlib.import_module("helpers.exercises.traffic").Traffic(at_least)
-        with traffic:
-            yield lambda: [int(traffic.read_bytes), int(traffic.written_bytes), int(traffic.largest)]
+        there = self.there
+
+        class Elsewhere(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                return there(function, args, kwargs)
+
+        self.operate = operate
+        try:
+            with Elsewhere():
+                yield
+        finally:
+            self.operate = None
+
+    def there(self, function, args, kwargs):
+        """Ask for an operation; where the data lies is not this side's to say."""
+        made = function.decompose(*args, **(kwargs or {}))  # in inference mode, what is made of others arrives whole
+        if made is not NotImplemented:
+            return made
+        kwargs = {k: v for k, v in (kwargs or {}).items() if k not in ("device", "layout", "pin_memory")}
+        if "memory_format" in kwargs:
+            kwargs["memory_format"] = str(kwargs["memory_format"])
+        return self.operate(str(function), list(args), kwargs)
+
+    def stand_in(self, about):
+        """A tensor without data for one that the grader has."""
+        number, shape, stride, offset, dtype = about
+        if number not in self.distant:
+            torch = importlib.import_module("torch")
+            self.distant[number] = torch.Tensor._make_wrapper_subclass(
+                self.distant_kind(torch),
+                shape,
+                strides=stride,
+                storage_offset=offset,
+                dtype=getattr(torch, dtype.removeprefix("torch.")),
+            )
+            self.distant[number].distant = number
+        return self.distant[number]
+
+    def distant_kind(self, torch):
+        if not hasattr(self, "kind"):
+            there = self.there
+
+            class Tensor(torch.Tensor):
+                __torch_function__ = torch._C._disabled_torch_function_impl
+
+                @classmethod
+                def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+                    return there(function, args, kwargs)
+
+                def numpy(self, *_, **__):
+                    raise TypeError("stay in torch: here each operation of torch is counted, and numpy's cannot be")
+
+                __array__ = tolist = numpy
+
+                def __repr__(self, *_, **__):
+                    return f"a tensor of shape {list(self.shape)}"
+
+            self.kind = Tensor
+        return self.kind
 
     # How things are told.
 
@@ -209,6 +270,8 @@ class Conversation:
                 return {"yours": index}
         if isinstance(value, Theirs):
             return {"ref": object.__getattribute__(value, "__dict__")["_ref"]}
+        if type(value) is getattr(self, "kind", None):
+            return {"ref": value.distant}
         if depth > DEEPEST:
             return {"opaque": "deeply nested value"}
         return self.plain(value, table, depth)

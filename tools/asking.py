@@ -2,8 +2,10 @@
 
 Numbers, texts, lists, arrays and tensors come over as values. A function becomes a function that runs over there: its
 arguments travel, what it changes in them is done here too, and functions and objects of a check that it is handed stay
-here and are called back. So `check.grade` and hidden assertions run unchanged in this process, which no notebook can
-reach: all that comes back is JSON, and all that it may ask for are public methods of what a check handed to it.
+here and are called back. Where a check counts memory traffic, tensors stay here as well (`tools.operations`).
+
+So `check.grade` and hidden assertions run unchanged in this process, which no notebook can reach: all that comes back
+is JSON, and all that it may ask for are public methods of what a check handed to it.
 """
 
 import base64
@@ -99,17 +101,28 @@ class Conversation:
     def call(self, number: int, args: tuple, kwargs: dict):
         counting = _traffic()
         with _unwatched():
+            operate = None
+            if counting:
+                from tools.operations import Operations
+
+                operations = Operations(counting)
+                args, kwargs = operations.distant(args), operations.distant(kwargs)
+
+                def operate(*asked):
+                    return operations.run(*asked)
+
             table = _Table(self, (args, kwargs))
             self.calls.append(table)
             try:
-                at_least = counting.at_least if counting else None
-                reply = self._ask("call", number, args, kwargs, table.contents(), at_least, table=table)
-                if counting:
-                    _add(counting, reply.get("traffic"))
+                reply = self._ask("call", number, args, kwargs, table.contents(), operate, table=table)
                 table.apply(reply.get("changed"))
                 value = self.decoded(reply.get("value"), table)
+                if counting:
+                    value = operations.here(value)
             finally:
                 self.calls.pop()
+                if counting:
+                    operations.end()
             if isinstance(value, TheirIterator):
                 self.iterating[value._number] = table
             return value
@@ -440,6 +453,10 @@ class _Pickler(pickle.Pickler):
             return "yours", self.conversation.own[id(value)][1]
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
+        if _distant(value):
+            tensor = value.tensor
+            about = tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype)
+            return "distant", (self.conversation.hand(value), *about)
         if _stays_here(value):
             return "theirs", self.conversation.hand(value)
         return None
@@ -528,6 +545,11 @@ def _is_tensor(value) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def _distant(value) -> bool:
+    operations = sys.modules.get("tools.operations")
+    return operations is not None and isinstance(value, operations.Distant)
+
+
 def _torch(told: dict):
     import torch
 
@@ -565,7 +587,7 @@ def _modes() -> list:
 
 
 def _traffic():
-    """The `Traffic` counter at work in this process, if any: it has to count what happens over there."""
+    """The `Traffic` counter at work in this process, if any."""
     if not _modes():
         return None
     from helpers.exercises.traffic import Traffic
@@ -576,11 +598,3 @@ def _traffic():
 def _unwatched():
     """Inside the `with`, what this module does to tensors is not counted."""
     return sys.modules["torch"].utils._python_dispatch._disable_current_modes() if _modes() else nullcontext()
-
-
-def _add(mode, seen) -> None:
-    if not (isinstance(seen, list) and len(seen) == 3 and all(type(n) is int and n >= 0 for n in seen)):
-        raise NoAnswer("its code gave an answer that cannot be read")
-    mode.read_bytes += seen[0]
-    mode.written_bytes += seen[1]
-    mode.largest = max(mode.largest, seen[2])

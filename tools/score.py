@@ -28,7 +28,7 @@ def report(result: Result) -> str:
             if exercise.full or not exercise.answered
             else exercise.message
         )
-        indented = note.replace("\n", "\n" + " " * 19)
+        indented = note.replace("\n", "\n" + " " * 20)
         points = "?" if exercise.points is None else f"{exercise.points:g}"
         lines.append(f"  {mark} {exercise.id:<6} {points:>3}/{exercise.max_points:<2g}   {indented}".rstrip())
     for page in result.marked:

@@ -1,6 +1,7 @@
 """Counts the tensors that torch operations read and make: bytes that are certain, where a clock would only hint."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +13,7 @@ class Traffic(TorchDispatchMode):
     Args:
         at_least: tensors with fewer elements are not counted, so that queries and scores stay out of a count of
             what happens to a cache.
+        of: tensors of which each part and each copy is counted, however small.
 
     Attributes:
         read_bytes: sum over operations of the bytes of their inputs; a tensor read by two operations counts twice.
@@ -22,9 +24,10 @@ class Traffic(TorchDispatchMode):
     does not show.
     """
 
-    def __init__(self, at_least: int = 0):
+    def __init__(self, at_least: int = 0, of: Sequence[torch.Tensor] = ()):
         super().__init__()
         self.at_least, self.read_bytes, self.written_bytes, self.largest = at_least, 0, 0, 0
+        self._of = {_storage(tensor): tensor for tensor in of}  # kept alive, or another might get the same storage
 
     @property
     def bytes(self) -> int:
@@ -37,10 +40,16 @@ class Traffic(TorchDispatchMode):
         reshaped = made and not function._schema.is_mutable and all(_shares_memory(t, inputs) for t in made)
         if function.is_view or reshaped:
             return result
-        self.read_bytes += sum(_distinct_bytes(t) for t in inputs if t.numel() >= self.at_least)
-        self.written_bytes += sum(t.nbytes for t in made if t.numel() >= self.at_least)
+        watched = [t.numel() for t in inputs if _storage(t) in self._of]
+        if watched:  # what is no smaller than its part of the cache holds a copy of it; scores are smaller
+            self._of |= {_storage(t): t for t in made if t.numel() >= max(watched)}
+        self.read_bytes += sum(_distinct_bytes(t) for t in inputs if self._counts(t))
+        self.written_bytes += sum(t.nbytes for t in made if self._counts(t))
         self.largest = max([self.largest, *(t.numel() for t in made)])
         return result
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() >= self.at_least or _storage(tensor) in self._of
 
 
 def _tensors(tree) -> list[torch.Tensor]:
@@ -54,5 +63,8 @@ def _distinct_bytes(tensor: torch.Tensor) -> int:
 
 
 def _shares_memory(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    storage = tensor.untyped_storage()._cdata  # an address would be 0 for all tensors on "meta"
-    return any(storage == other.untyped_storage()._cdata for other in others)
+    return any(_storage(tensor) == _storage(other) for other in others)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # an address would be 0 for all tensors on "meta"

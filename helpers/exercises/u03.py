@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from helpers.check import Wrong, call, choice, close, entries, exercise, number, part, require
+from helpers.check import Wrong, call, choice, close, entries, exercise, number, part, require, seed
 from helpers.exercises.traffic import Traffic
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import MLA, get
@@ -203,9 +203,12 @@ def check_grouped_attention(fn):
     # Long enough that scores weigh little beside keys. What is no larger than the queries (the running output of an
     # online softmax) is not counted.
     heads, context, width = 16, 2048, 128
-    q, k, v = _random((1, heads, width), (1, 2, context, width), (1, 2, context, width), dtype=torch.float32)
-    with Traffic(at_least=q.numel() + 1) as seen:
-        fn(q, k, v)
+    shapes = (1, heads, width), (1, 2, context, width), (1, 2, context, width)
+    q, k, v = _random(*shapes, seed=seed(0), dtype=torch.float32)
+    expect = repeat_kv_decode(q, k, v)  # before yours, which may work in place
+    with Traffic(at_least=q.numel() + 1, of=(k, v)) as seen:
+        got = fn(q, k, v)
+    close(got, expect, rel=1e-3, absolute=1e-5, name=f"the output over {context:,} tokens")
     require(
         seen.largest < heads * context * width // 2,
         f"right numbers, but an operation made a tensor of {seen.largest:,} elements, and K has {k.numel():,}: K or V "
@@ -216,7 +219,7 @@ def check_grouped_attention(fn):
     require(
         times > 0.9,
         "right numbers, but no torch operation was seen to read all of K and V, so their traffic cannot be counted. "
-        "Stay in torch (numpy would not run on a GPU either), and take more than a few tokens at a time.",
+        "Stay in torch: numpy would not run on a GPU either.",
     )
     require(
         times < 2,
@@ -414,7 +417,7 @@ def check_mla_decode(fn):
         },
     )
     sizes = dict(batch=1, heads=16, context=2048, nope=32, rotary=16, rank=128, value=32)
-    *inputs, w_uk, w_uv = _mla_inputs(seed=1, dtype=torch.float32, **sizes)
+    *inputs, w_uk, w_uv = _mla_inputs(seed=seed(1), dtype=torch.float32, **sizes)
     inputs += [w * sizes["rank"] ** -0.5 for w in (w_uk, w_uv)]  # of the size that a trained projection has
     exact = expanded_mla(*(tensor.double() for tensor in inputs))  # before yours, which may work in place
     with Traffic() as seen:

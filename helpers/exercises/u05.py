@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from helpers.check import Wrong, call, close, entries, exercise, number, part, require
+from helpers.check import Wrong, call, close, entries, exercise, number, part, require, seed
 from helpers.exercises import block_trial
 from helpers.exercises.traffic import Traffic
 from helpers.models.counts import kv_bytes
@@ -525,7 +525,7 @@ def merge(function):
 
 @exercise("05.11")
 def cascade(function):
-    generator = torch.Generator().manual_seed(6)
+    generator = torch.Generator().manual_seed(seed(6))
     batch, kv_heads, group, head_dim, prefix, own = 5, 2, 2, 32, 64, 3
 
     def random(*shape):
@@ -550,7 +550,7 @@ def cascade(function):
         "You swapped batch and KV heads before the call and not back after: view the result as [kv_heads, batch, "
         "group, …] and transpose(0, 1).": _merged(unswapped, _attend(q, k, v)),
     }
-    with Traffic(at_least=prefix_k.numel()) as traffic:
+    with Traffic(at_least=prefix_k.numel(), of=(prefix_k, prefix_v)) as traffic:
         got = call(function, q, prefix_k, prefix_v, k, v)
     close(got, whole, rel=1e-5, absolute=1e-6, slips=slips, name="the output")
     once = prefix_k.nbytes + prefix_v.nbytes

@@ -282,6 +282,6 @@ def test_an_answer_that_claims_a_changed_argument_of_another_kind_is_no_answer()
     here, there = socket.socketpair()
     conversation = Conversation(Connection(here.detach()), time.monotonic() + 5)
     liar = Connection(there.detach())
-    liar.send_bytes(json.dumps({"value": 1, "changed": {"0": {"content": 5}}, "traffic": None}).encode())
+    liar.send_bytes(json.dumps({"value": 1, "changed": {"0": {"content": 5}}}).encode())
     with pytest.raises(NoAnswer):
         conversation.call(0, ([1],), {})
