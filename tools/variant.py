@@ -23,9 +23,10 @@ from helpers import check
 from tests.misconceptions import harness
 from tools import build, givens
 from tools.source import exercise_id, kind, solution_notebook, text
-from tools.units import ROOT, CourseError, Unit, find, write_whole
+from tools.units import ROOT, CourseError, Unit, find, notebook_text, write_whole
 
 TRIES = 60
+START, LINK = "START.ipynb", re.compile(r"\[(?P<words>[^\]\[]+)\]\((?P<unit>[\w-]+)/(?P=unit)\.ipynb\)")
 CLASS = "class"  # the folder of a variant that is for everybody
 NEAR = 2e-3  # two slips nearer than that, and not equal, could be taken for each other
 
@@ -207,8 +208,23 @@ def make(root: Path, folder: Path, seed: str, units: list[Unit], learners: list[
                     write_whole(folder / "release" / ("" if learner is None else part) / inside, content)
             entry["given"][unit.number] = given
             print(f"{learner or 'class'}  {unit.name}  {len(varied(unit))} exercises with other numbers", flush=True)
+        if (start := start_page(root, units)) is not None:
+            write_whole(folder / "release" / ("" if learner is None else part) / START, start)
         record["variants"][name] = entry
     write_whole(file, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def start_page(root: Path, units: list[Unit]) -> bytes | None:
+    """START.ipynb of the course, with links to `units` alone; None for a course without one."""
+    path = root / "notebooks" / START
+    if not path.exists():
+        return None
+    made, here = json.loads(path.read_text(encoding="utf-8")), {unit.name for unit in units}
+    for cell in made["cells"]:
+        if cell["cell_type"] == "markdown":
+            linked = LINK.sub(lambda m: m[0] if m["unit"] in here else m["words"], text(cell))
+            cell["source"] = linked.splitlines(keepends=True)
+    return notebook_text(made).encode()
 
 
 def _sign(made: dict, name: str) -> None:

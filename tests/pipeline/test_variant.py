@@ -11,7 +11,7 @@ from tests.pipeline.miniature import UNIT, answered, hand_in
 from tests.pipeline.test_grading import rows
 from tools import autograde, givens, variant
 from tools.source import exercise_id, kind, solution_notebook, text
-from tools.units import CourseError, find
+from tools.units import ROOT, CourseError, find
 
 VARYING = [pytest.param(unit, id=unit.name) for unit in find() if givens.module(unit)]
 
@@ -44,6 +44,15 @@ def test_a_variant_is_sound_and_names_the_known_wrong_answers():
     assert any("has to be told" in problem for problem in variant.problems_of(unit, made, told))
     source = "".join(text(cell) for cell in made["cells"])
     assert "4.481" not in source and f"given={{'launch_us': {given['launch_us']}, " in source
+
+
+def test_the_start_page_of_a_variant_links_to_what_is_in_it():
+    units = find(selection=["00", "02"])
+    made = "".join(text(cell) for cell in json.loads(variant.start_page(ROOT, units))["cells"])
+    linked = {link["unit"] for link in variant.LINK.finditer(made)}
+    assert linked == {unit.name for unit in units} and "03 · " in made
+    whole = (ROOT / "notebooks" / "START.ipynb").read_bytes()
+    assert variant.start_page(ROOT, find()) == whole
 
 
 def test_what_is_not_sound_is_found():
