@@ -16,8 +16,10 @@ class Progress:
     def __init__(self, label: str, expected_seconds: float = LONG_SECONDS, show: bool = True):
         self._bar = None
         if show:
-            from tqdm import tqdm  # here, so that tools.gpu_check runs where only torch is installed
-
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return  # tools.gpu_check runs where only torch is installed, without bars
             self._bar = tqdm(
                 total=100, desc=label, file=sys.stdout, delay=0 if expected_seconds >= LONG_SECONDS else 1, leave=False,
                 bar_format="{desc}: {percentage:3.0f} %|{bar:30}| {elapsed}",
@@ -41,9 +43,12 @@ class Progress:
 
 def write(line: str) -> None:
     """Print a line above the bar that is open, if one is."""
-    from tqdm import tqdm
-
-    tqdm.write(line)
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        print(line)
+    else:
+        tqdm.write(line)
 
 
 def each(things: Collection, label: str) -> Iterator:
