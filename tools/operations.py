@@ -107,7 +107,8 @@ class Operations:
                 raise RuntimeError("it looks at too many single numbers: stay in torch")
             return
         if name == "_scaled_dot_product_flash_attention_for_cpu":
-            _refuse_uneven(*args[:3], kwargs.get("attn_mask"))
+            q, k, v = args[:3]
+            _refuse_uneven(q, k, v, kwargs.get("attn_mask"))
         meta = dict(kwargs)
         if any(argument.name == "device" for argument in function._schema.arguments):
             meta["device"] = "meta"
