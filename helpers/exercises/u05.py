@@ -288,15 +288,20 @@ def _look_alikes():
 @exercise("05.6")
 def longest_prefix(function, block_name):
     tokens = list(range(100, 112))  # three blocks of four
-    names = [block_name(b"", tokens[:4], b"A")]
-    for start in (4, 8):
-        names.append(block_name(names[-1], tokens[start : start + 4], b"A"))
+
+    def named(*salts):
+        """The three blocks, each named with its salt. 0 is a block like any other: `if not block` takes it for none."""
+        names = [b""]
+        for start, salt in zip((0, 4, 8), salts, strict=True):
+            names.append(block_name(names[-1], tokens[start : start + 4], salt))
+        return dict(zip(names[1:], (5, 0, 9), strict=True))
+
+    known = named(b"A", b"A", b"A")
+    names = list(known)
     require(
         block_name(b"", tokens[:4], b"B") != names[0] and block_name(b"", tokens[4:8], b"A") != names[1],
         "block_name of exercise 05.5 has to be right first: parent and salt must change the name.",
     )
-    # 0 is a block like any other: `if not block` takes it for "unknown".
-    known = dict(zip(names, (5, 0, 9), strict=True))
 
     def found(tokens, salt=b"A", known=known):
         given, prompt = dict(known), list(tokens)
@@ -311,6 +316,14 @@ def longest_prefix(function, block_name):
     require(
         not any(isinstance(b, bytes) for b in longest),
         "you returned names; the block numbers are asked for: block_of[name].",
+    )
+    require(
+        longest != [] or found([*tokens, 1], known=named(b"", b"", b"")) != [5, 0, 9],
+        "no block was found: hand the salt to block_name, or one tenant finds another's blocks.",
+    )
+    require(
+        longest != [5] or found([*tokens, 1], known=named(b"A", b"", b"")) != [5, 0, 9],
+        "the second block was not found: you gave the salt to the first alone; here the name of each is made with it.",
     )
     require(
         longest != [5],
@@ -519,7 +532,12 @@ def merge(function):
             ("first", merged(b, little, a, la)),
             ("second", merged(a, la, b, little)),
         ):
-            close(got, a, rel=1e-6, absolute=1e-8, name=f"the merged output when the {which} part {how}")
+            name = f"the merged output when the {which} part {how}"
+            require(
+                bool(torch.isfinite(got).all()),
+                f"{name} is NaN or infinite: exp of so large a difference overflows. torch.sigmoid knows the limit.",
+            )
+            close(got, a, rel=1e-6, absolute=1e-8, name=name)
     return "equal to one softmax over all 50 tokens"
 
 

@@ -77,6 +77,10 @@ def quantize_int8(function):
     example = torch.tensor([[[[-1.27, 0.5, 1.0]]]])
     numbers, scale = _parts(call(function, example.clone()), "numbers", "scale")
     require(
+        getattr(scale, "dtype", None) != torch.int8,
+        "you returned the scale first: (numbers, scale), in this order.",
+    )
+    require(
         isinstance(numbers, torch.Tensor) and numbers.dtype == torch.int8,
         f"numbers has to be an int8 tensor (`.to(torch.int8)`); it is {getattr(numbers, 'dtype', type(numbers))}.",
     )
@@ -99,7 +103,10 @@ def quantize_int8(function):
         _parts(call(function, between), "numbers", "scale")[0],
         [[[[127, 3, -3]]]],
         name="numbers of [127, 2.7, -2.7]",
-        slips={"You converted without rounding: `.to(torch.int8)` cuts off, so torch.round first.": [[[[127, 2, -2]]]]},
+        slips={
+            "You converted without rounding: `.to(torch.int8)` cuts off, so torch.round first.": [[[[127, 2, -2]]]],
+            "You rounded down: the nearest is asked for, torch.round.": [[[[127, 2, -3]]]],
+        },
     )
     # Scales a thousand times apart: one shared by all tokens, or all heads, ruins the small ones.
     x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(6))
@@ -146,6 +153,10 @@ def quantize_levels(function):
         slips={
             "You divided by 2**bits: 4 levels have 3 steps between them.": [0.75],
             "You took the largest magnitude; the range is maximum minus minimum.": [2 / 3],
+            "Your levels go from minus the largest magnitude to plus; here the first is the minimum.": [4 / 3],
+            "You kept a bit for the sign: there are 2**bits levels, and none is negative.": [3.0],
+            "That is half of the steps: 2**bits levels have 2**bits - 1 steps.": [1.5],
+            "That is the zero: levels, scale, zero is the order.": [-1.0],
             "scale has lost the dimension: use keepdim=True.": 1.0,
             "You ignored `bits`: 15 steps are those of 4 bits only.": [0.2],
         },
@@ -157,6 +168,7 @@ def quantize_levels(function):
         slips={
             "zero is the number that level 0 stands for: the minimum, not minus the minimum.": [1.0],
             "That is the mean: level 0 stands for the minimum.": [0.35],
+            "That is the middle of the range: level 0 stands for the minimum.": [0.5],
             "That is the zero point in levels; here it is the number itself, added after scaling.": [1.0],
         },
     )
@@ -225,6 +237,8 @@ def pack_int4(pack):
             "You paired neighbours, the first of them high; a byte holds dim j low, dim j + head_dim/2 high.": [18, 52],
             "You added the halves without moving one: shift the second by 4 bits (`<< 4`).": [4, 6],
             "You or-ed the halves without moving one: shift the second by 4 bits (`<< 4`).": [3, 6],
+            "You shifted both halves: + comes before <<, so write low + (high << 4).": [64, 96],
+            "You shifted both halves; the first stays in the low nibble.": [48, 96],
             "You shifted by 8 bits, and the high half fell out of the byte: a nibble is 4.": [1, 2],
             "That is one level a byte: nothing is packed.": [1, 2, 3, 4],
         },
@@ -236,6 +250,7 @@ def pack_int4(pack):
         isinstance(packed, torch.Tensor) and packed.dtype == torch.uint8,
         f"pack_int4 has to return uint8; it returns {getattr(packed, 'dtype', type(packed))}.",
     )
+    require(packed.shape != (128, 2), "you split the first dimension: a head's dims are the last, chunk(2, dim=-1).")
     close(packed, every[:, None], name="pack_int4 of all 256 pairs")
     shaped = torch.randint(16, (2, 3, 5, 8), generator=torch.Generator().manual_seed(8)).to(torch.uint8)
     close(call(pack, shaped.clone()), quantize.pack_int4(shaped), name="pack_int4 of a cache [2, 3, 5, 8]")
@@ -245,7 +260,7 @@ def pack_int4(pack):
 @exercise("06.6")
 def restore_kv(function):
     generator = torch.Generator().manual_seed(9)
-    k, v = torch.randn(2, 1, 2, 8, 16, generator=generator)
+    k, v = torch.randn(2, 1, 2, 16, 16, generator=generator)
     # One loud key channel and one loud value token: whoever shares a scale with them is ruined.
     k[..., 5] += 200
     v[:, :, 3] *= 200
@@ -259,13 +274,19 @@ def restore_kv(function):
             "Your keys share a scale along the token's dims, where the loud channel spoils its neighbours: share it "
             "along the tokens of a block.": per_token,
             "Your keys share one scale over all tokens: only `size` tokens make a block.": _groups(
-                k, 4, 8, tokens=True
+                k, 4, 16, tokens=True
             ),
+            "Your keys share one scale over all dims of a token: share it along the tokens of a block.": _groups(
+                k, 4, 16, tokens=False
+            ),
+            "You left the zero out on the way back: levels * scale + zero.": _groups(k, 4, 4, tokens=True, zero=False),
             "You returned k as it was: nothing has been quantised.": k,
             "You used 8 bits (or ignored `bits`).": _groups(k, 8, 4, tokens=True),
             "Your keys share one scale over blocks of tokens and all dims.": _block(k, 4, 4),
             "You returned the values first: keys, then values.": _groups(v, 4, 4, tokens=False),
-            "Every so-many-th token shares a scale: a block is `size` tokens in a row.": _strided(k, 4, 4),
+            "Every so-many-th token shares a scale: a block is `size` in a row, dimension 3 once split.": _across(
+                k, 4, 4, dim=2
+            ),
         },
     )
     _check_restored(
@@ -279,6 +300,10 @@ def restore_kv(function):
                 v, 4, 16, tokens=False
             ),
             "You returned v as it was: nothing has been quantised.": v,
+            "Every so-many-th dim shares a scale: a group is `size` dims in a row, dimension 4 once split.": _across(
+                v, 4, 4, dim=3
+            ),
+            "You left the zero out on the way back: levels * scale + zero.": _groups(v, 4, 4, tokens=False, zero=False),
         },
     )
     # 16 tokens and 32 dims, so that neither size is the whole of either.
@@ -308,14 +333,20 @@ def _check_restored(got, scheme, name, slips):
     close(got, _groups(*scheme), rel=1e-3, absolute=1e-3, name=name, slips=slips)
 
 
-def _groups(x, bits, size, tokens, stored=None):
+def _groups(x, bits, size, tokens, stored=None, zero=True):
     """What asymmetric quantisation gives back, groups of `size` along tokens or along dims, in float64.
 
-    `stored` is the type in which scale and zero wait between the two, float64 when None.
+    `stored` is the type in which scale and zero wait between the two, float64 when None; without `zero` it is not
+    added.
     """
     dim = 2 if tokens else 3
     parts = x.double().unflatten(dim, (-1, size))
-    return _round(parts, bits, (dim + 1,), stored).flatten(dim, dim + 1)
+    return _round(parts, bits, (dim + 1,), stored, zero).flatten(dim, dim + 1)
+
+
+def _across(x, bits, size, dim):
+    """As `_groups`, where the scale is shared by what stands in the same place of every group."""
+    return _round(x.double().unflatten(dim, (-1, size)), bits, (dim,)).flatten(dim, dim + 1)
 
 
 def _largest(x, bits, size, tokens):
@@ -325,21 +356,17 @@ def _largest(x, bits, size, tokens):
     return parts.amax(dim + 1, keepdim=True).expand_as(parts).flatten(dim, dim + 1)
 
 
-def _strided(x, bits, size):
-    return _round(x.double().unflatten(2, (size, -1)), bits, (2,)).flatten(2, 3)
-
-
 def _block(x, bits, size):
     return _round(x.double().unflatten(2, (-1, size)), bits, (3, 4)).flatten(2, 3)
 
 
-def _round(parts, bits, dims, stored=None):
+def _round(parts, bits, dims, stored=None, zero=True):
     low, high = parts.amin(dims, keepdim=True), parts.amax(dims, keepdim=True)
     scale = (high - low) / (2**bits - 1)
     levels = torch.round((parts - low) / scale)
     if stored:
         scale, low = scale.to(stored).double(), low.to(stored).double()
-    return levels * scale + low
+    return levels * scale + low * zero
 
 
 @exercise("06.7")
@@ -359,6 +386,7 @@ def quantized_bytes_per_token(function):
             "You counted query heads; only the KV heads are kept.": 147_456,
             "You counted one layer.": 1_152,
             "You took extra_bytes twice; it is scale and zero together.": 40_960,
+            "You divided the extra bytes by 8 too: they are bytes already.": 33_280,
             "You rounded the half byte of int4 away: 4 // 8 is 0.": [4_096, 36_864 - 32_768],
             "You multiplied the extra bytes by the group; each number carries extra_bytes ÷ group.": 33_587_200,
         },

@@ -304,6 +304,7 @@ def two_prompts(function):
     require(after[:1] != new, "the new summary stands in front: what is stable stands behind it and is written anew.")
     require(after[:2] == system and after[2:4] == tools, "system prompt and tools stand in front, as in every prompt.")
     require(6 in after, "the new summary is missing: what left is forgotten.")
+    require(5 not in after, "the old summary is still there: the new one takes its place, and says what it said.")
     require(after[-1:] != new, "the summary stands behind the turns; the order is system, tools, summary, turns.")
     require(
         10 not in after and 12 not in after,
@@ -346,7 +347,10 @@ def key_sentences(function):
     said = [dog, rain, room, port]
     got = ask(said, 99)
     require(rain not in got, f"{rain!r} holds no digit and none of the four words, and you kept it.")
-    require(dog in got, f"{dog!r} begins with My: compare in any case, so lower() it first.")
+    require(
+        dog in got or not ask([dog.lower()], 99), f"{dog!r} begins with My: compare in any case, so lower() it first."
+    )
+    require(dog in got, f"{dog!r} holds one of the four words, and you left it out: a digit *or* a word is enough.")
     require(port in got, f"{port!r} holds a digit, and you left it out.")
     require(
         got == [dog, room, port] or sorted(got) != sorted([dog, room, port]),
@@ -371,7 +375,8 @@ def key_sentences(function):
     require(got == [dog, port], f"with room for 9 words, keep {[dog, port]} of {[noon, dog, rain, port]}; not {got}.")
     require(
         ask([dog, noon, room, port], 9) == [dog, port],
-        f"{dog!r} and {room!r} have 5 words each, and one of them fits beside {port!r}: the one that was said first.",
+        f"{dog!r} and {room!r} have 5 words each, and one of them fits beside {port!r}: the one that was said first. "
+        "(Count words, not letters.)",
     )
     got = ask([dog, port], 7)
     require(got == [dog, port], "5 and 2 words fill 7 exactly, and both fit.")

@@ -205,6 +205,9 @@ def decoding_alone(function):
             "You divided by one token too few or too many: here all tokens count, as on the dashboard.": [
                 t - f / (n - 1) for t, f, n in zip(tpot, ttft, answer, strict=True)
             ],
+            "You divided by the tokens behind the first, as unit 01 does: here all count, as on the dashboard.": [
+                (t * n - f) / (n - 1) for t, f, n in zip(tpot, ttft, answer, strict=True)
+            ],
             "That is the time of the whole answer: divide by its tokens.": [4_000.0, 950.0, 6_912.0],
         },
     )

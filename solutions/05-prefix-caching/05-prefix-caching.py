@@ -322,7 +322,8 @@ assert len(large) == 3, "large tokens count whole"
 
 # %% [markdown]
 # **Exercise 05.6** (6 minutes). A prompt comes in. Which blocks hold its longest known prefix? Walk from the front,
-# name block after block, stop at the first that is unknown; and leave the last token of the prompt out.
+# name block after block, each with the salt, stop at the first that is unknown; and leave the last token of the prompt
+# out.
 
 
 # %% answer="05.6"

@@ -181,7 +181,8 @@ WRONG = {
         (prefix().replace("    found, name", "    tokens.pop()\n    found, name"), "must change neither block_of"),
         (prefix(parent='b""'), "name of the first as parent"),
         (prefix(unknown="continue"), "ends at the first gap"),
-        (prefix(salt='b""'), "you found []"),
+        (prefix(salt='b""'), "hand the salt to block_name"),
+        (prefix(salt='b"" if start else salt'), "to the first alone"),
         (prefix(add="name"), "you returned names"),
         (
             prefix().replace("if name not in block_of:", "if not block_of.get(name):"),

@@ -126,6 +126,7 @@ WRONG = {
     ],
     "06.6": [
         (restore(k_dim=3), "loud channel"),
+        (restore().replace("dim + 1)", "dim)", 1), "so-many-th token"),
         (restore(v_dim=2), "loud token"),
         (restore(k="exact_k"), "returned k as it was"),
         (restore(v="exact_v"), "returned v as it was"),

@@ -154,6 +154,7 @@ WRONG = {
         (extract(wanted="True"), "none of the four words"),
         (extract(wanted=f"any(c.isdigit() for c in s) or {WORDS} & set(s.split())"), "in any case"),
         (extract(wanted=f"{WORDS} & set(s.lower().split())"), "holds a digit"),
+        (extract(wanted=f"any(c.isdigit() for c in s) and {WORDS} & set(s.lower().split())"), "a digit *or* a word"),
         (
             extract(wanted="any(c.isdigit() for c in s) or any(w in s.lower() for w in ('i', 'my', 'we', 'our'))"),
             "none of the four",

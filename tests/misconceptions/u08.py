@@ -113,6 +113,7 @@ WRONG = {
         (decode("t + f / n"), "in there already"),
         (decode("t - f / (n - 1)"), "one token too few"),
         (decode("t * n - f"), "divide by its tokens"),
+        (decode("(t * n - f) / (n - 1)"), "as unit 01 does"),
     ],
     "08.6": [
         (diagnose('return "the cache grows"'), "is taken for 'the cache grows'"),
