@@ -262,7 +262,7 @@ def _flat(points, line: Line, model: Model | None, bandwidth: float | None) -> D
         f"at most {share:.0%} of the slowest step"
     )
     if share > 1 / 3 and _ratio(floors) < SAME:
-        raise CannotTell(f"{said}: the step is near its floor, and history is a small part of it; measure longer ones")
+        raise CannotTell(f"{said}; most of these bytes are read whatever the history: measure longer contexts")
     evidence = (f"the time stays within a ratio of {_ratio([p.tpot_seconds for p in points]):.2f}", said)
     return Diagnosis(LAUNCHES, line, evidence, ())
 
