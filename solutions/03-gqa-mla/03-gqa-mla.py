@@ -535,9 +535,8 @@ if spot.type == "cuda":
     if str(half).removeprefix("torch.") in card.matmul_flops_per_second:
         dtype = half
     if torch.cuda.mem_get_info(spot)[0] > 24e9:  # 4 layers take 17 GB, one 6
-        deep = 1 if budget == "quick" else 4
-        size = dict(layers=deep, hidden=4096, q_heads=32, head_dim=128)
-        size["intermediate"] = 11008
+        size = dict(layers=1 if budget == "quick" else 4, hidden=4096, q_heads=32)
+        size |= dict(head_dim=128, intermediate=11008)
         contexts = [16, 8192, 16384, 32768]
 heads, wide = size["q_heads"], size["head_dim"]
 shapes = {"MHA": Geometry("MHA", kv_heads=heads, vocab=4096, **size)}
