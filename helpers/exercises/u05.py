@@ -106,6 +106,7 @@ def memory_of_many_sessions(memory_gb, *, sessions=50, shared=2_000, own=512):
                 "You left the system prompt out: it is kept once.": gb(sessions * own),
                 "You shared the sessions' own tokens too: those differ.": gb(prompt + own),
                 "You kept one prompt a session; shared, it is there once.": alone,
+                "You shared what is each session's own and not the prompt.": gb(sessions * prompt + own),
                 "You left the sessions' own tokens out.": gb(prompt),
             },
         ),
@@ -131,6 +132,7 @@ def fewer_bytes_with_a_shared_prefix(times_fewer):
             "You left the own tokens out of the plain read: every session reads P + u.": b * p / (p + b * u),
             "You counted one session's own tokens; all B have some.": b * (p + u) / (p + u),
             "A plain step reads B histories, not one.": (p + u) / (p + b * u),
+            "You left the prefix out where it is shared: it is read once.": (p + u) / u,
         }
         slips = {message: value for message, value in slips.items() if not math.isclose(value, expect, rel_tol=0.02)}
         number(times_fewer[name], expect, unit="×", rel=0.015, slips=slips, name=name)  # two digits will do: 1.8

@@ -94,6 +94,7 @@ def found_tokens(found):
             {
                 "The question is new: it has to be computed.": 13_200,
                 "The turns are found as well: nothing in front of them changed.": 3_000,
+                "All 13,000 are in the cache, the last turn as well.": [12_500, 12_700, 12_800],
             },
         ),
         "oldest turn dropped": (
@@ -115,7 +116,7 @@ def found_tokens(found):
             13_000,
             {
                 "The instruction is new: it has to be computed.": 13_100,
-                "The history is sent as it stands, and the model has read all of it.": [3_000, 0],
+                "The history is sent as it stands, and the model has read all of it.": [12_500, 12_700, 3_000, 0],
             },
         ),
         "asks for a summary, prompt of its own": (
@@ -197,6 +198,7 @@ def cost_of_a_turn(cost):
                 )
                 / 11,
                 "You left the first turn after the compaction out.": (whole - _per_thousand(first)) / 11,
+                "The last answer is found here; each of the ten turns writes its question alone.": (whole + 10.35) / 11,
                 no_output: (whole - 11 * 4.5) / 11,
             },
         ),
