@@ -34,19 +34,22 @@ _KINDS = [
 ]
 _ELEMENT = "check the bytes per element (float32 4, bfloat16 2, int8 1)"
 
-# ratio answer / truth -> what usually causes it
+_COUNTED = r"(rows?|layers|GPUs|times)\b|%"  # what neither bytes nor seconds turn into
+
+# ratio answer / truth -> what usually causes it, and the units (a pattern) in which it can
 _RATIOS = [
-    (2.0, "it is twice what it should be: something is counted two times"),
+    (2.0, "it is twice what it should be: something is counted two times", ""),
     (
         1 / 2,
         "it is half of what it should be: something is left out (V beside K? the addition beside the multiplication?)",
+        "",
     ),
-    (4.0, f"it is four times what it should be: {_ELEMENT}"),
-    (1 / 4, f"it is a quarter of what it should be: {_ELEMENT}"),
-    (8.0, "it is eight times what it should be: that is bits where bytes are asked for"),
-    (1 / 8, "it is an eighth of what it should be: that is bytes where bits are asked for"),
-    (100.0, "it is a hundred times what it should be: that is per cent where a fraction is asked for"),
-    (1 / 100, "it is a hundredth of what it should be: that is a fraction where per cent is asked for"),
+    (4.0, f"it is four times what it should be: {_ELEMENT}", f"(?!{_COUNTED})"),
+    (1 / 4, f"it is a quarter of what it should be: {_ELEMENT}", f"(?!{_COUNTED})"),
+    (8.0, "it is eight times what it should be: that is bits where bytes are asked for", r"$|.*(B|bytes?)\b"),
+    (1 / 8, "it is an eighth of what it should be: that is bytes where bits are asked for", r"$|.*(B|bytes?)\b"),
+    (100.0, "it is a hundred times what it should be: that is per cent where a fraction is asked for", "$|%"),
+    (1 / 100, "it is a hundredth of what it should be: that is a fraction where per cent is asked for", "$|%"),
 ]
 
 
@@ -62,6 +65,8 @@ _DOLLARS = [
 
 def _unit_ratios(unit: str) -> list[tuple[float, str]]:
     """The ratios of mistaken units for an answer in `unit` ("ms", "GB/s", "tokens"; empty: none, as of a ratio)."""
+    if re.match(_COUNTED, unit):
+        return []
     kind = next(found for found in _KINDS if re.match(found[0], unit))
     if re.fullmatch(r"bytes?|B", unit):
         # "512 bytes" for 524,288 has one likely reason, and it can be said outright.
@@ -110,14 +115,26 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3, unit: str = "") ->
         if abs(log_ratio) <= max(rel, 1e-3):
             return f"the size is right and the sign is not: it has to be {sign}"
         return f"the sign is wrong: it has to be {sign}"
-    known = _DOLLARS if unit.startswith("$") else _RATIOS + _unit_ratios(unit)
-    nearest, cause = min(known, key=lambda pair: abs(log_ratio - math.log(pair[0])))
-    # However roughly the answer itself may be given, 1.024 and its powers are only named when they are really met:
-    # with 1 % of each, half of all near misses would be called one.
-    gap = abs(math.log(nearest))
-    if abs(log_ratio - math.log(nearest)) <= min(max(rel, 2e-3), 3e-3 if gap < 0.1 else gap / 6):
-        return cause
+    ratios = _DOLLARS
+    if not unit.startswith("$"):
+        ratios = [(ratio, cause) for ratio, cause, units in _RATIOS if re.match(units, unit)] + _unit_ratios(unit)
+    away = {ratio: abs(log_ratio - math.log(ratio)) for ratio, _ in ratios}
+    met = [(ratio, cause) for ratio, cause in ratios if away[ratio] <= _within(ratio, rel)]
+    if met:
+        return min(met, key=lambda pair: away[pair[0]])[1]
     return f"it is too {'high' if (log_ratio > 0) == (expect > 0) else 'low'}, by {_vague(abs(log_ratio))}"
+
+
+def _within(ratio: float, rel: float) -> float:
+    """How near, as a logarithm, an answer has to come to a known `ratio`.
+
+    However roughly the answer itself may be given, 1.024, 1,024 and their powers are only named when they are really
+    met: with 1 % of each, half of all near misses would be called one, and a thousand be called 1,024.
+    """
+    gap = abs(math.log(ratio))
+    if any(math.isclose(gap, power * math.log(base)) for base in (1.024, 1024) for power in (1, 2, 3)):
+        return 3e-3
+    return min(max(rel, 2e-3), gap / 6)
 
 
 def _vague(log_ratio: float) -> str:

@@ -200,6 +200,17 @@ def test_dollars_are_neither_bytes_nor_fractions():
     assert "1,024" not in told(46_080 * 1.024, unit="$") and "bits" not in told(46_080 * 8, unit="$")
 
 
+def test_a_thousand_is_not_called_1024_where_the_answer_may_be_rough():
+    assert "1,000 times too small" in told(0.01502, 15.28, rel=0.03, unit="GFLOP")
+
+
+@pytest.mark.parametrize("unit", ["times", "rows", "GPUs", "%"])
+def test_a_count_is_no_mistaken_unit(unit):
+    for factor in (4, 8, 1 / 8, 1.024, 1000):
+        message = told(46_080 * factor, unit=unit)
+        assert "byte" not in message and "1,024" not in message and "unit is off" not in message
+
+
 def test_a_smaller_unit_is_named_where_bytes_are_asked_for():
     assert "1,024 times too small: that is KiB, and bytes" in told(45, unit="bytes")
     assert "that is MiB, and bytes" in told(46_080 / 2**20, unit="bytes")

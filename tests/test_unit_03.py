@@ -66,7 +66,7 @@ def test_factors_in_the_prose():
     own = V3.q_heads * (V3.mla.qk_nope_head_dim + V3.mla.qk_rope_head_dim + V3.mla.v_head_dim)
     llama = get("Llama-2-7b-hf")
     assert round(own / row) == 71 and round(2 * llama.kv_heads * llama.head_dim / row) == 14
-    tells("03.2", "71 times against the 128 heads of V3 itself, and 14 against a layer of Llama-2-7B")
+    tells("03.2", "71 times against the 128 of V3 itself, and 14 against a layer of Llama-2-7B")
     tells("03.2", "Against GQA-8, which is what many models ship today, it is 3.6", "2.25 groups")
     says("12.5 % more")
     ten = [get(name) for name in (*SIX, "Llama-3.1-8B", "Llama-3.1-70B", "Qwen2.5-7B", "Kimi-K2")]

@@ -8,7 +8,7 @@ import statistics
 from helpers import data
 from helpers.check import Wrong, call, entries, exercise, number, require
 from helpers.clock.simulated import SimulatedDevice
-from helpers.models.counts import prefill_flops
+from helpers.models.counts import prefill_flops, resident_bytes
 from helpers.models.geometry import get
 
 # Llama-3.1-8B in bfloat16. Every step reads each weight once. The layers' weights are multiplied and added once a
@@ -37,6 +37,9 @@ def floors_of_two_steps(floor_ms, *, gpu="H100 SXM", tokens=1_000):
             overlap: reading + multiplying,
             "That is the time of the multiplications. Reading takes longer, and the slower one decides.": (multiplying),
             "You read one byte a weight; 15.01 GB are what must be read.": reading / 2,
+            "You read the whole model; of the input embedding a step looks up one row, which leaves 15.01 GB.": (
+                reading * resident_bytes(get("Llama-3.1-8B")) / STEP_BYTES
+            ),
             "You took 15.01 GB for GiB, or the bandwidth: here GB is 1e9 bytes.": [
                 reading * 1.024**3,
                 reading / 1.024**3,
@@ -83,7 +86,7 @@ def ridge(ridge_flop_per_byte, tokens_at_ridge, *, gpu="H100 SXM"):
             "Upside down: FLOPs per byte is the matmul rate over the read bandwidth.": 1 / expect,
             f"You took the sparse rate; {sheet['dense_bf16_TFLOPs']:g} TFLOP/s is the dense one.": 2 * expect,
             "You divided TFLOP/s by GB/s: bring both to FLOP and bytes first.": expect / 1e3,
-            "You divided by the bandwidth in TB/s without turning TFLOP into FLOP alike.": expect / 1e12,
+            "You divided TFLOP/s by bytes/s: bring both to FLOP and bytes first.": expect / 1e12,
         },
         name="ridge_flop_per_byte",
     )
@@ -149,7 +152,10 @@ def what_the_clock_says(no_sync_ms, sync_ms, hundred_ms, *, launch_us=20, kernel
             "first launch is seen.": kernel + launch,
             "One synchronize() at the end waits for all 100 kernels.": launch,
             "That is all 100 together: divide by 100.": 100 * kernel + launch,
-            "You divided twice, or counted one kernel: there are 100, for 100 launches.": [kernel / 100],
+            "You divided twice, or counted one kernel: there are 100, for 100 launches.": [
+                kernel / 100,
+                (kernel + launch) / 100,
+            ],
         },
         name="hundred_ms",
     )
@@ -310,7 +316,7 @@ def bandwidth_of_three_gpus(achieved_gb_per_s):
             unit="GB/s",
             rel=1e-2,
             slips={
-                "A thousand times too small: the slope is in ms for one token, the answer in GB/s.": expect / 1e3,
+                "A thousand times too small: that is TB/s, or the ms of the slope taken for seconds.": expect / 1e3,
                 "That is the data sheet; here it is asked what was reached.": [
                     data.device(f"{gpu} SXM").get(key, 0.0) for key in ("bandwidth_GBps", "driver_GBps")
                 ],
@@ -393,6 +399,7 @@ def _summary(function, samples: list[float], shown: str) -> None:
         f"median_and_spread has to return two numbers, (median, spread); it returned {got!r}.",
     )
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    half = (high - low) / 2
     ordered = sorted(samples)
     number(
         got[0],
@@ -406,10 +413,10 @@ def _summary(function, samples: list[float], shown: str) -> None:
                 [] if len(ordered) % 2 else ordered[len(ordered) // 2 - 1 : len(ordered) // 2 + 1]
             ),
             "That is the best sample; it says nothing of the usual call.": ordered[0],
+            "You returned (spread, median): the median comes first.": half,
         },
         name=f"the median of {shown}",
     )
-    half = (high - low) / 2
     number(
         got[1],
         half,
@@ -425,6 +432,9 @@ def _summary(function, samples: list[float], shown: str) -> None:
                 ordered[-1] - ordered[0],
                 (ordered[-1] - ordered[0]) / 2,
             ],
+            "That is the median distance from the median; here half the distance between the quartiles is asked for.": (
+                statistics.median(abs(sample - middle) for sample in samples)
+            ),
             "Those are quartiles by another rule (statistics.quantiles by default); use np.percentile.": (
                 _exclusive_half(samples)
             ),

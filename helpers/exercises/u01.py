@@ -353,7 +353,7 @@ def ttft_and_tpot(latency):
     number(
         ttft,
         0.5,
-        unit="s TTFT",
+        unit="s",
         rel=1e-6,
         name="TTFT",
         slips={
@@ -366,7 +366,7 @@ def ttft_and_tpot(latency):
     number(
         tpot,
         0.04,
-        unit="s TPOT",
+        unit="s",
         rel=1e-6,
         name="TPOT",
         slips={
@@ -479,7 +479,12 @@ def model_of_a_request(phases):
         64,
         2001,
         1,
-        no_slips,
+        lambda s: {
+            "So short a prompt would wait for its weights; in this model arithmetic alone limits a prefill.": (
+                weights / 1e12,
+                s + weights / 1e12,
+            )
+        },
         lambda s: {
             "Your cache does not grow: step i reads prompt + i tokens.": (
                 2000 * (weights + per_token * 64) / 1e12,
@@ -494,7 +499,11 @@ def model_of_a_request(phases):
         8192,
         3,
         16,
-        lambda s: {"Every sequence of the batch has its own prompt: 16 prefills.": s / 16},
+        lambda s: {
+            "Every sequence of the batch has its own prompt: 16 prefills.": s / 16,
+            "You made one long prompt of the 16; no token attends to another sequence.": prefill_flops(g, 16 * 8192)
+            / 2e14,
+        },
         lambda s: {
             "You read the weights once for each sequence; one pass serves the whole batch.": 16
             * (2 * weights + per_token * 16387)

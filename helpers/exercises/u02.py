@@ -46,7 +46,7 @@ def tokens_where_cache_equals_weights(tokens_where_equal, *, pair=SIX[:2]):
                 weights + embedding
             )
             / per_token,
-            "You forgot V: a token leaves a key and a value, so it needs half as many tokens.": 2 * expect,
+            "You forgot V (a token leaves a key and a value), or counted 4 bytes a parameter.": 2 * expect,
             "You divided parameters, not bytes: in bfloat16 a parameter is 2 bytes.": expect / 2,
             "You divided bytes by elements, or counted float32 weights: both sides are in bfloat16.": 4 * expect,
             "You counted one layer's cache; a token leaves keys and values in every layer.": expect * g.layers,
@@ -88,6 +88,7 @@ def largest_batch(largest_batch, *, model="Llama-3.1-8B", gpu="L4", length=4_096
                 int((capacity - resident) / (sequence / 2)),
                 int((capacity - resident / 2) / sequence),
             ],
+            "You took 4 bytes a cached element; bfloat16 has 2.": int((capacity - resident) / (2 * sequence)),
             f"You counted query heads; only the {g.kv_heads} KV heads are kept.": int(
                 (capacity - resident) / (sequence * g.group_size)
             ),
@@ -148,6 +149,7 @@ def tpot_seconds(function):
             "You multiplied by the bandwidth: seconds are bytes divided by bytes per second.": 1.6e22,
             "That is bytes: divide by the bandwidth.": 16e9,
             "You divided the cache by the bandwidth and not the weights: is a pair of brackets missing?": 10e9 + 0.006,
+            "You divided the weights by the bandwidth and not the cache: is a pair of brackets missing?": 6e9 + 0.01,
             "You added a token to the context: `context` is what lies in the cache and is read.": 0.0160003,
         },
     )
@@ -158,7 +160,7 @@ def tpot_seconds(function):
         rel=1e-6,
         name=f"{case}, overhead 0.002 s",
         slips={
-            "You left the overhead out.": 0.016,
+            "You left the overhead out, or divided it by the bandwidth: it is in seconds already.": 0.016,
             "You counted the overhead once for each sequence: a step pays it once.": 0.022,
             "You subtracted the overhead.": 0.014,
             "You took the larger of the two: the overhead comes on top.": [0.016],
@@ -177,8 +179,10 @@ def fit_line(function):
         abs(exact[0] - 0.01) > 1e-9 or abs(exact[1] - 1e-4) > 1e-9,
         "You returned (intercept, slope): the slope comes first.",
     )
-    number(exact[0], 1e-4, unit="s/token", rel=1e-6, name="the slope of the example")
-    number(exact[1], 0.01, unit="s", rel=1e-6, name="the intercept of the example")
+    slips = {"np.cov divides by n − 1 and np.var by n: divide the sums themselves.": 1.5e-4}
+    number(exact[0], 1e-4, unit="s/token", rel=1e-6, slips=slips, name="the slope of the example")
+    slips = {"The sign: the line meets x = 0 at ȳ − slope · x̄.": 0.03}
+    number(exact[1], 0.01, unit="s", rel=1e-6, slips=slips, name="the intercept of the example")
     x, y = [1_000, 2_000, 4_000, 9_000], [0.011, 0.013, 0.014, 0.021]
     slope, intercept = _pair(call(function, x, y), "slope", "intercept")
     where = f"for contexts {x} and seconds {y}"
@@ -236,7 +240,8 @@ def bandwidth_and_overhead(function):
             "That is the time of the weights: the overhead is what is left of the intercept.": 0.010,
             "Turned round: intercept minus the time of the weights.": -0.002,
             "You divided the weights by the batch: they are read once, whole.": 0.012 - 0.010 / 3,
-            "You multiplied the weights by the batch: they are read once for all sequences.": 0.012 - 0.030,
+            "You multiplied the weights by the batch, or forgot it in the bandwidth: they are read once for all "
+            "sequences, at the bandwidth above.": 0.012 - 0.030,
         },
     )
     said = []
@@ -276,6 +281,7 @@ def the_incident(incident):
             "That is the factor that was reported; compute the one that the bytes give.": 3,
             "Upside down: TPOT at 30,000 divided by TPOT at 1,000.": 1 / factor,
             "That is the growth, without the 1 it starts from.": factor - 1,
+            "That is per cent of growth; a factor is asked for.": 100 * (factor - 1),
             "That is milliseconds of a step that starts at 40; a factor is asked for.": 40 * factor,
             "The step at 1,000 tokens reads 1,000 tokens of cache as well as the weights.": long / weights,
         }
@@ -323,6 +329,7 @@ def what_machine_that_takes(machine):
         name="read rate",
         slips={
             "You read one cache; a step reads all 31.": (weights + caches / 31) / 0.120 / 1e12,
+            "You rounded the sessions up; down makes 31.": (weights + caches / 31 * 32) / 0.120 / 1e12,
             "You left the weights out: a step reads them too.": caches / 0.120 / 1e12,
             "You left the caches out.": weights / 0.120 / 1e12,
             "You multiplied the weights by 31 too: one step reads them once for all.": (31 * weights + caches)
@@ -346,13 +353,15 @@ def what_machine_that_takes(machine):
             "GPUs come whole, and all of it has to fit: round up.": [exact, count - 1],
             "You left the caches out: weights alone fit that many.": math.ceil((resident - caches) / 80e9),
             "You left the weights out.": math.ceil(caches / 80e9),
-            "You gave each session weights of its own; all share them.": math.ceil(31 * resident / 80e9),
+            "You gave each session weights of its own; all share them.": math.ceil(
+                (31 * (resident - caches) + caches) / 80e9
+            ),
         },
     )
     bandwidth = sheet["bandwidth_GBps"] / 1e3
     return (
         f"{rate:.1f} TB/s from {resident / 1e9:.0f} GB. One H100 reads {bandwidth:.2f} TB/s by its data sheet, and "
-        f"holds 80 GB: the report comes from several GPUs. Eight of them read {8 * bandwidth:.1f} TB/s, so on those "
+        f"holds 80 GB: on H100s it takes several. Eight of them read {8 * bandwidth:.1f} TB/s, so on those "
         f"the bytes account for {1e3 * (weights + caches) / (8e12 * bandwidth):.0f} of the 120 ms."
     )
 

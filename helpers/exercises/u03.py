@@ -119,7 +119,7 @@ def check_times_smaller(times_smaller):
             number(value, expect, rel=1.5e-2, unit="times", slips=slips, name=name)
     llama = get("Llama-2-7b-hf")
     return (
-        f'"10 to 100" is true against MHA: {own:.0f} times against the {heads} heads of V3 itself, and '
+        f'"10 to 100" holds against MHA with many heads: {own:.0f} times against the {heads} of V3 itself, and '
         f"{2 * llama.kv_heads * llama.head_dim / row:.0f} against a layer of Llama-2-7B. Against GQA-8, which is what "
         f'many models ship today, it is {gqa8:.1f} (the paper says "GQA with only 2.25 groups"). The cache of MQA is '
         "smaller than that of MLA."
@@ -327,16 +327,18 @@ def check_by_hand(scores, a, multiplications, *, w=(1, 0, 2, 0, 1, -1), q=(3, 1)
         number(given, float(q @ key), rel=1e-6, slips=slips, name=f"the score of c{i + 1}")
     given = [number(x, 0, absolute=1e9, name=f"a[{i}]") for i, x in enumerate(a)]
     right = q @ w_k
-    fits = all(abs(sum(x * c for x, c in zip(given, latent, strict=True)) - q @ key) < 1e-6
-               for latent, key in zip(latents.tolist(), keys, strict=True))  # fmt: skip
+    write_out = "Write q · (W_K c) out for an unknown c = (x, y, z)"
+    for i, (latent, key) in enumerate(zip(latents.tolist(), keys, strict=True), start=1):
+        score = sum(x * c for x, c in zip(given, latent, strict=True))
+        require(
+            abs(score - q @ key) < 1e-6,
+            f"a · c{i} is {score:g} and has to be {float(q @ key):g}. {write_out}: {first} · (first row of W_K · c) + "
+            f"{second} · (second row · c). What stands beside x is a[0].",
+        )
     require(
         all(abs(x - y) < 1e-6 for x, y in zip(given, right.tolist(), strict=True)),
-        "a gives the right scores for c1 and c2, but not for every latent. Write q · (W_K c) out for an unknown "
-        "c = (x, y, z) and collect what stands beside x, y and z."
-        if fits
-        else f"a · c1 is {sum(x * c for x, c in zip(given, latents[0].tolist(), strict=True)):g} and has to be "
-        f"{float(q @ keys[0]):g}. Write q · (W_K c) out for an unknown c = (x, y, z): {first} · (first row of W_K · c) "
-        f"+ {second} · (second row · c). What stands beside x is a[0].",
+        f"a gives the right scores for c1 and c2, but not for every latent. {write_out} and collect what stands beside "
+        "x, y and z.",
     )
     width, rank, tokens = *w_k.shape, 1_000
     expect = {"each key first": tokens * (width * rank + width), "a first": width * rank + tokens * rank}
@@ -544,12 +546,13 @@ def check_tokens_that_fit(tokens_that_fit):
 @exercise("03.10")
 def check_bytes_per_gpu(bytes_per_gpu, *, split="Llama-3.1-405B"):
     llama, deepseek = kv_bytes(get(split), 1), kv_bytes(get("DeepSeek-V3"), 1)
+    group = get(split).group_size
     checks = {
         (split, 8): (
             llama / 8,
             {
                 "Each GPU keeps one of the 8 KV heads, not all of them.": llama,
-                "Per GPU, not for all 8.": llama,
+                "You counted the GPU's query heads; it keeps the one KV head that they share.": llama / 8 * group,
             },
         ),
         (split, 16): (
@@ -558,6 +561,7 @@ def check_bytes_per_gpu(bytes_per_gpu, *, split="Llama-3.1-405B"):
                 "There are 8 KV heads for 16 GPUs, and a head is not cut in half: each is kept on two GPUs.": llama
                 / 16,
                 "Each GPU keeps one KV head, not all 8.": llama,
+                "You counted the GPU's query heads; it keeps the one KV head that they share.": llama / 16 * group,
             },
         ),
         ("DeepSeek-V3", 8): (
@@ -566,6 +570,8 @@ def check_bytes_per_gpu(bytes_per_gpu, *, split="Llama-3.1-405B"):
                 "All heads read the same latent. GPUs that share the heads among them each need all of it: nothing is "
                 "split.": deepseek / 8,
                 "Per GPU: each keeps one copy.": deepseek * 8,
+                "You left out the rotary key: 512 + 64 elements a layer.": deepseek * 512 / 576,
+                "You took the row two times. It serves as key and as value, and is stored once.": deepseek * 2,
             },
         ),
     }

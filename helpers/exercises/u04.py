@@ -320,7 +320,8 @@ def _row_slips(token: int, sinks: int, window: int) -> dict[str, float]:
         "The ring starts with token `sinks`: subtract `sinks` before you take the remainder.": sinks + token % window,
         "That row would be overwritten by others: the ring starts behind the sinks, add `sinks`.": (token - sinks)
         % window,
-        "That grows with the text; a ring comes round: take the remainder by `window`.": token,
+        "The ring has `window` rows and then comes round: take the remainder by `window`.": token,
+        "One row off: token `sinks` lies in row `sinks`.": [sinks + (token - sinks + one) % window for one in (-1, 1)],
     }
     if token < sinks:
         slips = {"A sink is not in the ring: its row is its own number, always.": sinks + (token - sinks) % window}
@@ -351,6 +352,7 @@ def _check_places(got: list[int], taken: dict[int, int], seen: int, sinks: int, 
         got != [held - 1 - place for place in expect],
         f"{short} The order is reversed: the oldest comes first, the newest last.",
     )
+    require(got != order, f"{short} Those are the tokens by place; the place of each row is asked for.")
     inverse = [expect.index(place) for place in range(held)]
     require(
         got != inverse,

@@ -557,7 +557,7 @@ title = "What one decode step reads: Llama-3.1-8B, bfloat16, one session"
 _ = drawings.step_bytes(streams, title=title)
 
 # %% [markdown]
-# vLLM published how the time of a decode step grows with the history, on two GPUs and then on a third. The step
+# How the time of a decode step grows with the history is published for vLLM, on two GPUs and on a third. The step
 # also has a fixed part: weights, launches and more. A *difference* between two contexts cancels it. What is left is
 # the reading of the cache.
 #
@@ -568,9 +568,10 @@ _ = drawings.step_bytes(streams, title=title)
 # | L4 | Qwen3-4B, bf16 | 147,456 | 29.1 tokens/s at 2k tokens of context, 19.4 at 32k |
 #
 # Sources: the vLLM blog of 2026-04-22 on the fp8 KV cache (vllm-project.github.io,
-# `_posts/2026-04-22-fp8-kvcache.md`) and vLLM's documentation
-# (`docs/features/quantization/quantized_kvcache.md`). One request at a time, so that a step gives one token. The
-# second source prints "2k" and "32k"; thousands and 1,024s are both accepted.
+# `_posts/2026-04-22-fp8-kvcache.md`) and a user's figures for vLLM's documentation
+# (`docs/features/quantization/quantized_kvcache.md`,
+# [vllm#49050](https://github.com/vllm-project/vllm/pull/49050)). One request at a time, so that a step gives one
+# token. The second source prints "2k" and "32k"; thousands and 1,024s are both accepted.
 #
 # **Exercise 00.7** (5 minutes). At how many GB/s did each of them read the cache?
 

@@ -435,7 +435,7 @@ print(f"Ridge of this device in float32: {4 / 2 * card.ridge():.0f} tokens in on
 
 # %% [markdown]
 # One pass reads a prompt, however long; then each token of the answer is a pass of its own. The folded cell lets the
-# model read a prompt of six tokens and write three, and asks the cache after each pass what it holds:
+# model read six tokens in one pass and three more in a pass each, and asks the cache after each what it holds:
 
 # %% jupyter={"source_hidden": true}
 held, passes = FullCache(g, 16, device=where), {}
@@ -684,7 +684,7 @@ for batch in (1, 4, 16, 28):
     print(f"batch {batch:2}: a step at 32k takes {growth:.2f} times one at 8k")
 
 # %% [markdown]
-# So 80 % is right for an answer of 287 tokens and for no other. And a step that triples needs 28 sequences side by side:
+# So 80 % is right for an answer of 287 tokens, or about as many. And a step that triples needs 28 sequences side by side:
 # a single one takes 1.20 times as long, since most of what it reads is weights. Unit 02 is about this growth.
 #
 # ### "50 % utilisation in prefill, 5 % in decode"

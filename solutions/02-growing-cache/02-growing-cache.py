@@ -168,10 +168,9 @@ assert abs(float(largest_batch) - 14) < 1e-6, "not the number of sequences that 
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# A real engine fits fewer. For Qwen3-4B on an L4, (24 − 8.04) GB is room for 108,200 tokens; vLLM reports a
-# pool of 83,488. If its settings were left alone, one of them is more than half of the 3.6 GB between the two: by
-# default vLLM takes 92 % of a GPU's memory (90 % in older versions), here 22.1 of 24 GB. Activations and CUDA itself
-# need room as well. Your number is an upper bound.
+# A real engine fits fewer. For Qwen3-4B on an L4, (24 − 8.04) GB is room for 108,200 tokens; vLLM reported a
+# pool of 83,488. A setting explains two thirds of the 3.6 GB between the two: it was told to take 90 % of the GPU's
+# memory, 21.6 of 24 GB. Activations and CUDA itself need room as well. Your number is an upper bound.
 #
 # ## Build
 #
@@ -379,7 +378,7 @@ for batch in batches:
 
 # %% [markdown]
 # Real decode steps, at these contexts and batch sizes, in turns. The caches are filled with random keys and
-# values: the time of a step does not depend on what they say, so the smaller cache may use the larger one's
+# values: the time of a step hardly depends on what they say, so the smaller cache may use the larger one's
 # memory. The same rounds also time a plain read of memory: what does it give *today*?
 
 # %%
@@ -535,8 +534,8 @@ for b, ax in side_by_side(expected, "bytes, arithmetic, launches").items():
     ax.legend()
 
 # %% [markdown]
-# The same in numbers, at the longest context. A negative rest says that some of the three overlap; a positive one that
-# something is left to name, perhaps kernels that read more slowly than the plain read on the card.
+# The same in numbers, at the longest context. With a negative rest some of the three overlap, or something is read
+# faster than by the plain read; with a positive one something is left to name, perhaps kernels that read more slowly.
 
 # %% jupyter={"source_hidden": true}
 columns = ["batch", "your bytes ÷ bandwidth", "+ arithmetic", "+ launches", "+ rest"]
@@ -565,7 +564,7 @@ estimates.report("02")
 # %% [markdown]
 # ## Explain
 #
-# **Other people's machines.** A slope can be read on any hardware. vLLM published decode speed against context
+# **Other people's machines.** A slope can be read on any hardware. A user of vLLM published decode speed against context
 # for Qwen3-4B on an L4, and llama.cpp for Qwen2.5-Coder-7B (8-bit weights) on a DGX Spark, at 1 and at 32
 # sequences. The dashed lines are your `tpot_seconds` with one bandwidth per machine: 247 GB/s (82 % of the
 # L4's data sheet) and 220 GB/s (81 % of the Spark's 273).
@@ -602,7 +601,7 @@ _ = right.set_xticks(spark_x)
 # %% [markdown]
 # At batch 1 both machines follow the bytes to within 2 %. At batch 32 the Spark goes from 54 ms at 512 tokens to
 # 119 ms at 8,192, a factor of 2.2. That looks much like our incident. Bytes alone say 39 to 103: the slope is
-# right, and about 16 ms of other work come on top at every context.
+# right, and about 16 ms that bytes do not explain come on top at every context.
 #
 # **An inconvenient result.** Qwen3-8B with 8 sequences on an A100, served by vLLM with `enforce_eager`, which
 # launches every operation from Python, one by one. What do the bytes predict from 1,024 to 16,384 tokens, and
@@ -627,7 +626,7 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 # smaller cache cannot help much.
 #
 # **Weights that grow with the batch.** In Mixtral, the fifth row of the first table, a token runs 2 of the 8 experts
-# of each layer. Alone it reads 2. Two sequences rarely pick the same ones: if they chose at random, they would touch 3.5 on
+# of each layer. Alone it reads 2. Two sequences rarely pick the same two: if they chose at random, they would touch 3.5 on
 # average, and four sequences 5.5. So a mixture of experts shares its weights badly between the first few
 # sequences. On the Spark, a second sequence raises the total speed of a dense 7B by 86 %, and that of three
 # mixtures of experts by 5 to 17 % (llama.cpp, 512 tokens of context). In `tpot_seconds`, `weight_bytes` are the
@@ -721,8 +720,8 @@ machine = {
 #       many caches of 30,000 tokens make?
 # HINT: Rate: bytes of one step ÷ 0.120 s, in units of 1e12. Room: whole model plus
 #       caches, in units of 80e9, and no GPU comes in parts.
-# WHY: Bytes divided by the reported time give a rate, and a rate that no single GPU has
-#       says that several must be at work.
+# WHY: Bytes divided by the reported time give a rate, and bytes divided by a GPU's memory
+#       a number of GPUs. One H100 neither reads so fast nor holds so much.
 caches = 31 * 30_000 * 327_680
 machine = {
     "read rate": (139.0e9 + caches) / 0.120 / 1e12,
@@ -747,7 +746,7 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 # reads a share of the bytes. After attention and again after the MLP, the GPUs must add up their partial
 # results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a sum is small, 16 kB per sequence for a
 # hidden size of 8,192; at small batches it takes the time of a message, whatever the bytes, and more GPUs do not
-# make it shorter. That is part of the price that gpt-fast shows on A100s: Llama-2-7B goes from 104.9 to 328.4
+# make it shorter. Perhaps that is part of the price that gpt-fast shows on A100s: Llama-2-7B goes from 104.9 to 328.4
 # tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one alone reads 1,397.
 #
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
@@ -761,8 +760,8 @@ same = dict(ttft="unchanged", quality="the reference")
 estimates.ledger("02", "none: the full cache", tpot=tpot, memory=kv_bytes, **same)
 
 # %% [markdown]
-# *Sources.* Geometries: Lightning-AI/litgpt, config.py. L4: vLLM documentation, quantized_kvcache.md. vLLM's
-# share of memory: vllm/config/cache.py. H100 and B200: vLLM blog of 2026-04-22. A100: meta-pytorch/gpt-fast,
+# *Sources.* Geometries: Lightning-AI/litgpt, config.py. L4: vllm-project/vllm pull request 49050, for
+# docs/features/quantization/quantized_kvcache.md. H100 and B200: vLLM blog of 2026-04-22. A100: meta-pytorch/gpt-fast,
 # README, and vllm-project/vllm issue 42058. DGX Spark: ggml-org/llama.cpp, benches/dgx-spark.md. Two all-reduces
 # a layer: "Latency-optimal allreduce and CUDA graph optimization", attached to vllm-project/vllm. Each row lies
 # in `helpers/data/` with its source.

@@ -162,6 +162,12 @@ WRONG = {
     "00.5": [
         (
             "def median_and_spread(samples):\n"
+            "    low, middle, high = np.percentile(samples, [25, 50, 75])\n"
+            "    return (high - low) / 2, middle",
+            "the median comes first",
+        ),
+        (
+            "def median_and_spread(samples):\n"
             "    low, high = np.percentile(samples, [25, 75])\n"
             "    return np.mean(samples), (high - low) / 2",
             "that is the mean",
@@ -243,7 +249,7 @@ WRONG = {
         ),
     ],
     "00.7": [
-        (_with("achieved_gb_per_s", "H100", "131_072 / 4.37e-5 / 1e9"), "ms for one token"),
+        (_with("achieved_gb_per_s", "H100", "131_072 / 4.37e-5 / 1e9"), "taken for seconds"),
         (_with("achieved_gb_per_s", "H100", "3_350"), "data sheet"),
         (_with("achieved_gb_per_s", "B200", "1.80e-8 / 131_072 * 1e9"), "upside down"),
         (_with("achieved_gb_per_s", "L4", "30_720 * 147_456 * (29.1 - 19.4) / 1e9"), "rates do not"),

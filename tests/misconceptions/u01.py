@@ -164,6 +164,7 @@ WRONG = {
         (changed(PHASES, ("(prompt + i)", "(prompt + i + 1)")), "not one more"),
         (changed(PHASES, ("(prompt + i)", "i")), "the prompt is in it too"),
         (changed(PHASES, ("batch * prefill_flops", "prefill_flops")), "16 prefills"),
+        (changed(PHASES, ("batch * prefill_flops(g, prompt)", "prefill_flops(g, batch * prompt)")), "another sequence"),
         (changed(PHASES, ("batch * per_token", "per_token")), "own cache"),
         (changed(PHASES, ("(weight_bytes_once + batch *", "batch * (weight_bytes_once +")), "weights once "
                           "for each"),

@@ -48,6 +48,7 @@ WRONG = {
     ],
     "03.2": [
         (FACTORS.format('{"Maverick: GQA over MHA": 8}'), "number of KV heads"),
+        (FACTORS.format('{"Maverick: GQA over MHA": 40}'), "too high"),
         (FACTORS.format('{"V3: MLA over its own 128 heads": 56.9}'), "128 + 64"),
         (FACTORS.format('{"V3: MLA over GQA-8": 4.0}'), "rotary key"),
         (FACTORS.format('{"V3: MLA over GQA-8": 1.778}'), "stores K and V"),
@@ -150,6 +151,7 @@ WRONG = {
         (BY_HAND.format("[scores[0], G.cut[1]]", "a", "{}"), "as if they were the key"),
         (BY_HAND.format("scores", "G.fits", "{}"), "for every latent"),
         (BY_HAND.format("scores", "[a[0] + 1, a[1], a[2]]", "{}"), "What stands beside x"),
+        (BY_HAND.format("scores", "[a[0], a[1], a[2] + 2 * (G.c1[2] == 0)]", "{}"), "What stands beside x"),
         (BY_HAND.format("scores", "a[:2]", "{}"), "as many as it had blanks"),
         (BY_HAND.format("scores", "a", '{"each key first": 6_000}'), "products with q"),
         (BY_HAND.format("scores", "a", '{"a first": 9_000}'), "the same for all"),
@@ -266,6 +268,7 @@ WRONG = {
         (GPUS.format("{(G.split, 16): G.split_all / 16}"), "not cut in half"),
         (GPUS.format('{("DeepSeek-V3", 8): 8_784}'), "nothing is split"),
         (GPUS.format('{("DeepSeek-V3", 8): 562_176}'), "each keeps one copy"),
+        (GPUS.format('{("DeepSeek-V3", 8): 62_464}'), "512 + 64"),
         (GPUS.format('{("DeepSeek-V3", 8): float("nan")}'), "NaN"),
     ],
 }

@@ -124,13 +124,16 @@ WRONG = {
         (row_of("token % (sinks + window)"), "overwrites the sinks"),
         (row_of("token if token < sinks else sinks + token % window"), "subtract"),
         (row_of("token if token < sinks else (token - sinks) % window"), "add `sinks`"),
-        (row_of("token"), "grows with the text"),
+        (row_of("token"), "comes round"),
+        (row_of("token if token < sinks else sinks + (token - sinks) % (sinks + window)"), "remainder by `window`"),
+        (row_of("token if token < sinks else sinks + (token - sinks - 1) % window"), "One row off"),
         (row_of("sinks + (token - sinks) % window"), "its own number"),
     ],
     "04.6": [
         (places("return [tokens[rows.index(r)] for r in range(len(rows))]"), "places in the text"),
         (places("return list(range(len(tokens)))"), "rows themselves"),
         (places("return rows"), "other way round"),
+        (places("return tokens"), "tokens by place"),
         (
             function(
                 "places(seen, sinks, window)",
