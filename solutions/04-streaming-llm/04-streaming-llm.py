@@ -643,7 +643,7 @@ for series, label in enumerate(caches):
 recordings.beside(ax, batch, longest, spot.type)
 
 # %%
-why = "keys rotated at every read, perhaps launches"
+why = "perhaps keys rotated at every read, launches"
 for label, cache in caches.items():
     first, last = timed[label][16], timed[label][longest]
     left = "perhaps launches and the kernel" if label == "full" else why
