@@ -82,6 +82,7 @@ def check_times_smaller(times_smaller):
             maverick.group_size,
             {
                 "8 is the number of KV heads. The factor is query heads ÷ KV heads.": 8,
+                "40 is the number of query heads. The factor is query heads ÷ KV heads.": 40,
                 upside_down: 1 / maverick.group_size,
             },
         ),

@@ -48,7 +48,7 @@ WRONG = {
     ],
     "03.2": [
         (FACTORS.format('{"Maverick: GQA over MHA": 8}'), "number of KV heads"),
-        (FACTORS.format('{"Maverick: GQA over MHA": 40}'), "too high"),
+        (FACTORS.format('{"Maverick: GQA over MHA": 40}'), "number of query heads"),
         (FACTORS.format('{"V3: MLA over its own 128 heads": 56.9}'), "128 + 64"),
         (FACTORS.format('{"V3: MLA over GQA-8": 4.0}'), "rotary key"),
         (FACTORS.format('{"V3: MLA over GQA-8": 1.778}'), "stores K and V"),
