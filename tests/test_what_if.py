@@ -2,6 +2,7 @@
 
 import json
 
+import ipywidgets
 import matplotlib.pyplot as plt
 import pytest
 
@@ -64,4 +65,14 @@ def test_without_anybody_to_move_sliders_there_is_the_picture(monkeypatch):
     what_if.explore()
     title = plt.gcf().get_label()
     assert "DOES NOT FIT" not in title and "TPOT" in title
+    plt.close("all")
+
+
+def test_the_controls_start_at_what_can_be_drawn(monkeypatch):
+    monkeypatch.delenv("COURSE_UNATTENDED", raising=False)
+    monkeypatch.setattr(
+        ipywidgets, "interact", lambda show, **controls: show(**{name: it.value for name, it in controls.items()})
+    )
+    what_if.explore()
+    assert "TPOT" in plt.gcf().get_label()
     plt.close("all")

@@ -127,9 +127,10 @@ def explore() -> None:
         device=ipywidgets.Dropdown(options=devices, value="H100 SXM"),
         gpus=powers(options=[1, 2, 4, 8, 16], value=8, **options),
         batch=ipywidgets.IntSlider(31, 1, 256, **options),
-        context=powers(options=[2**n * 1000 for n in range(8)], value=32_000, **options),
+        context=powers(options=[(f"{2**n},000", 2**n * 1000) for n in range(8)], value=32_000, **options),
         weights=ipywidgets.Dropdown(options=formats),
         cache=ipywidgets.Dropdown(options=formats),
-        window=powers(options=[("the model's", 0), *[(f"{2**n:,}", 2**n) for n in range(9, 15)]], **options),
-        kv_heads=powers(options=[("the model's", 0), 1, 2, 4, 8, 16, 32, 64], **options),
+        # All of them pairs: among single values a pair would be a value itself.
+        window=ipywidgets.Dropdown(options=[("the model's", 0), *[(f"{2**n:,}", 2**n) for n in range(9, 15)]]),
+        kv_heads=ipywidgets.Dropdown(options=[("the model's", 0), *[(str(2**n), 2**n) for n in range(7)]]),
     )
