@@ -9,6 +9,7 @@ import ast
 import dis
 import os
 import re
+import traceback
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -65,7 +66,8 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
     if isinstance(error, NameError) and error.name in {*known["answers"], *known["names"]} - _assigned(source):
         return _blank_behind([error.name], space, known, ran) or (
             f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
-            "Run → Run All Above Selected Cell; then run this cell again."
+            "Run → Run All Above Selected Cell; then run this cell again. Where that stops at a test that does not "
+            "pass, click the cell below the test, Shift+click this one, and press Shift+Enter."
         )
     return _blank_behind(_reached(source, space), space, known)
 
@@ -103,7 +105,9 @@ def _show(shell, kind, error, trace, tb_offset=None) -> None:
         *ran, source = shell.user_ns["_ih"]
         why = reason(error, source, shell.user_ns, unit[0], ran)
     if why is None:
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
+        # A cell that is no Python never ran: IPython's own frames would say nothing about it.
+        began = any(frame.f_globals is shell.user_ns for frame, _ in traceback.walk_tb(trace))
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=began)
     else:
         shell.showtraceback((CannotRun, CannotRun(why), None))
 

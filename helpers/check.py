@@ -140,8 +140,9 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
             print(noise.getvalue().strip())
     _note(name, 1 - len(failed) / len(_parts) if failed else 1.0)
     if failed:
-        earned = share(points * (1 - len(failed) / len(_parts)), points)
-        right = f"{len(_parts) - len(failed)} of {len(_parts)} right, {pretty(earned)} of {points:g} points"
+        good = len(_parts) - len(failed)
+        earned = share(points * good / len(_parts), points)
+        right = f"{good} of {len(_parts)} right, {pretty(earned)} of {points:g} points"
         say(f"✗ {name}  {right}", *map(_line, failed), *filter(None, [_offer(name)]))
         return earned
     if isinstance(said, str):
@@ -294,8 +295,9 @@ def number(
         # Two slips may lead to one value: then both are said.
         closest = min(found)[0]
         told = " Or: ".join(dict.fromkeys(message for distance, message in found if math.isclose(distance, closest)))
-        told += f" Or: {right_so_far}." if digits else ""
-        raise Wrong(f"{_lead(name, value, unit)}. {told}")
+        # Who rounded made no mistake of thought: that comes first.
+        lead = f"{_lead(name, value, unit)}: {right_so_far}. Or" if digits else _lead(name, value, unit)
+        raise Wrong(f"{lead}{':' if digits else '.'} {told}")
     if digits:
         raise Wrong(f"{_lead(name, value, unit)}: {right_so_far}.")
     raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near, unit)}.")
@@ -457,7 +459,7 @@ def _digits_wanted(value: float, expect: float, tolerance: float) -> int:
 
 
 def _kind(answer) -> str:
-    plain = "write a number without quotes and without commas, as in 12000 or 12_000"
+    plain = "write a number without quotes and without commas, as in 12_000 or 4.5"
     if isinstance(answer, tuple) and answer and all(type(part) is int for part in answer):
         return f"{len(answer)} numbers, {answer}, which is what Python makes of a comma: {plain}"
     if isinstance(answer, bool):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import filelock
 
-from helpers.friendly import say
+from helpers.friendly import Friendly, say
 from helpers.numbers import pretty
 
 _unwritten: list[dict] = []  # entries that reached no disk, so that this session's tables are still complete
@@ -65,6 +65,10 @@ class Table:
         body = "".join(row(cells, "td") for cells in self.rows)
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+
+
+class NoNumber(Friendly, ValueError):
+    """A prediction or a measurement that is not one finite number; notebooks show its message alone."""
 
 
 def predict(key: str, value: float, unit: str, default: float | None = None) -> None:
@@ -302,7 +306,7 @@ def _finite(key: str, value) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, (str, bool)) or not math.isfinite(number):
-        raise ValueError(f"{key} has to be one finite number; it is {value!r}")
+        raise NoNumber(f"{key} has to be one finite number; it is {value!r}")
     return number
 
 

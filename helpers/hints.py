@@ -13,12 +13,16 @@ import os
 from pathlib import Path
 
 from helpers import estimates
-from helpers.friendly import say
+from helpers.friendly import Friendly, say
 
 FOLDER = Path(__file__).parent / "exercises"
 USUAL = "(With the usual numbers of this exercise; yours are others.)"
 varied: set[str] = set()  # exercises that this session's notebook asks with other numbers
 _given: dict[str, int] = {}  # steps that were shown in this session, by exercise
+
+
+class Unknown(Friendly, ValueError):
+    """An exercise that does not exist; notebooks show the message alone."""
 
 
 def hint(exercise: str) -> None:
@@ -84,7 +88,7 @@ def _entry(exercise: str) -> dict:
     exercises = unit(str(exercise).split(".")[0])["exercises"]
     if exercise not in exercises:
         known = f"; this unit has {', '.join(exercises)}" if exercises else ""
-        raise ValueError(f'there is no exercise {exercise!r}, write it as "04.8"{known}')
+        raise Unknown(f'there is no exercise {exercise!r}, write it as "04.8"{known}')
     return exercises[exercise]
 
 

@@ -54,7 +54,8 @@ course.guesses()
 #   `check.solution("02.4")` shows the course's own answer and why it is so. They cost no points, and are noted in
 #   your log.
 # - *This cell needs exercise 02.4, which is still blank*: fill that in first.
-# - *… is not there yet*, or anything odd after a restart: *Run → Run All Above Selected Cell*.
+# - *… is not there yet*, or anything odd after a restart: *Run → Run All Above Selected Cell*. It stops at a test that
+#   does not pass: click the cell below that test, Shift+click the one that you want, and press Shift+Enter.
 # - A curve that is all over the place, `[busy]` in its title: something else uses the machine. Close it and run the
 #   cell again.
 # - Something is wrong with the machine itself: `make doctor` (from here: `make -C .. doctor`) says what, and what to do.

@@ -108,7 +108,7 @@ def test_what_is_not_the_truth_rounded_is_not_called_right(answer, expect):
 
 def test_a_slip_that_is_also_the_truth_rounded_is_told_both():
     said = told(2.0, 2.0472, slips={"You counted GiB.": 2.0})
-    assert "You counted GiB. Or: that is right as far as it goes; give 4 digits." in said
+    assert "that is right as far as it goes; give 4 digits. Or: You counted GiB." in said
 
 
 @pytest.mark.parametrize("blank", [None, ...])

@@ -20,9 +20,9 @@ from pathlib import Path
 import filelock
 import torch
 
-from helpers.friendly import Friendly
+from helpers.friendly import Friendly, wrapped
 from helpers.numbers import prefixed
-from helpers.progress import Progress
+from helpers.progress import Progress, write
 
 Step = Callable[[], object]
 
@@ -152,7 +152,7 @@ class Timing:
         if self.partial:
             text += " [partial: interrupted]"
         if self.verdict != "ok":
-            text += f" [{self.verdict}] {self.reason}"
+            text += f" [{self.verdict}]\n{wrapped(self.reason)}"
         return text
 
 
@@ -230,10 +230,10 @@ def device_lock(device: torch.device | str) -> Iterator[None]:
         lock = filelock.FileLock(folder / f"{name}.lock", mode=0o666, is_singleton=True)
         lock.acquire(timeout=0.05)
     except filelock.Timeout:
-        print(f"Somebody else is timing on {device}. Waiting for my turn (interrupt the kernel to give up) …")
+        write(f"Somebody else is timing on {device}. Waiting for my turn (interrupt the kernel to give up) …")
         lock.acquire()
     except OSError as error:
-        print(f"No lock for {device} ({error}): measuring without one, so others may disturb the result.")
+        write(f"No lock for {device} ({error}): measuring without one, so others may disturb the result.")
         lock = None
     try:
         yield
