@@ -334,9 +334,10 @@ def bandwidth_of_three_gpus(achieved_gb_per_s):
         unit="GB/s",
         rel=2.5e-2,
         slips={
-            "You subtracted tokens per second. Times add up, rates do not: turn both into seconds first.": (
-                30_720 * 147_456 * (rows[2_048] - rows[32_768]) / 1e9
-            ),
+            "You subtracted tokens per second. Times add up, rates do not: turn both into seconds first.": [
+                30_720 * 147_456 * (rows[2_048] - rows[32_768]) / 1e9,
+                30_720 * 147_456 / (rows[2_048] - rows[32_768]) / 1e9,
+            ],
             "You divided by the whole step, and the weights are in it too: divide by what 30k more tokens added.": [
                 32_768 * 147_456 * rows[32_768] / 1e9,
                 30_720 * 147_456 * rows[32_768] / 1e9,

@@ -227,6 +227,10 @@ def six_causes(function):
         "windows are not used": "Compare the rate from cache_gb with the rate from cache_gb_all.",
         "a fixed cost per step": "Does decoding grow at all? Bytes may grow and the time not.",
     }
+    mistaken = {
+        "the batch grows": "There the context moves as well: a batch that only wavers is not the cause.",
+        "prefix misses": "Take TTFT out and look again: a hit rate may fall and do no harm.",
+    }
     first = seed(900)
     traces = [symptoms.generate(first + i, CAUSES[i % len(CAUSES)]) for i in range(57)] + symptoms.published()
     right, confused = 0, Counter()
@@ -245,7 +249,7 @@ def six_causes(function):
         (true, said), times = confused.most_common(1)[0]
         raise Wrong(
             f"{right} of {len(traces)} traces are right; {needed} are asked for. Most often ({times} times) {true!r} "
-            f"is taken for {said!r}. {hints[true]}"
+            f"is taken for {said!r}. {mistaken.get(said, hints[true])}"
         )
     return f"{right} of {len(traces)} unseen traces, three of them published"
 

@@ -109,7 +109,7 @@ check.share(earned, 3)
 # | Llama-3.1-8B | 8.030e9 | 0.525e9 |
 #
 # **Exercise 02.2** (4 minutes). One sequence, everything in bfloat16. At how many tokens of context does a step read
-# as many bytes of cache as of weights? From there on the cache is the larger half of your TPOT.
+# as many bytes of cache as of weights? From there on the cache is the larger part of your TPOT.
 
 # %% answer="02.2"
 tokens_where_equal = {  # tokens of context

@@ -33,11 +33,13 @@ plots.use()
 _, panels = plt.subplots(2, 3, figsize=(10.5, 5.2))
 for number, (i, ax) in enumerate(zip([4, 1, 3, 0, 5, 2], panels.flat, strict=True), 1):
     rows = symptoms.generate(61 + i, CAUSES[i]).table()
-    across = "batch" if np.ptp(rows["batch"]) > 10 else "context"
-    ax.plot(rows[across], rows["tpot_ms"], marker="o")
-    ax.locator_params(axis="x", nbins=4)
-    ax.set(xlabel=f"{across} of the hour", ylabel="time per token (ms)")
-    ax.set(title=f"Service {number}", ylim=(0, None))
+    across, unit = "context", "tokens"
+    if np.ptp(rows["batch"]) > 10:
+        across, unit = "batch", "sessions"
+    labels = dict(xlabel=f"{across} ({unit})", ylabel="time per token (ms)")
+    times = rows["tpot_ms"]
+    plots.curve(ax, rows[across], {"": times}, title=f"Service {number}", **labels)
+    ax.set_ylim(0, 1.1 * max(times))
 
 # %% [markdown]
 # ## Predict
@@ -218,13 +220,14 @@ assert abs(float(refuted["growth with half the weights"]) / 80 - 1) < 0.011
 # ### Act 2: six traces, six causes
 #
 # A dashboard divides the time of a whole answer by its tokens and calls it time per token. Below is one such table:
-# each row an hour of the same service. `hit_rate` is the share of the prompt that the prefix cache had.
+# each row an hour of the same service. `hit_rate` is the share of the prompt whose keys and values a
+# *prefix cache* still had from an earlier request that began alike, and which was not computed again.
 
 # %%
 example = symptoms.generate(3, "prefix misses").table()
 shown = ["context", "batch", "answer_tokens", "tpot_ms", "ttft_ms", "hit_rate"]
 numbers = np.array([example[name] for name in shown]).T
-rows = [[f"{value:,.4g}" for value in row] for row in numbers]
+rows = [[f"{x:,.0f}" if x >= 1_000 else f"{x:.3g}" for x in row] for row in numbers]
 estimates.Table(shown, rows)
 
 # %% [markdown]
@@ -267,7 +270,7 @@ assert abs(float(given[0]) - 40) < 1e-3 and abs(float(given[1]) - 19) < 1e-3
 # | `"the batch grows"` | the context stands still; the batch does not |
 # | `"prefix misses"` | the growth is in TTFT, not in decoding |
 # | `"the context is not split"` | few workers read the history, the rest of the chip idles: a small fraction of the bandwidth |
-# | `"windows are not used"` | time follows the bytes that *all* layers would read |
+# | `"windows are not used"` | some layers need only the latest tokens, their *window*, but time follows the bytes that *all* layers would read |
 # | `"a fixed cost per step"` | decoding takes the same time at every context |
 #
 # In these traces a service reaches 55 to 85 % of the data sheet's bandwidth, times scatter by 2 or 3 %, and a falling
@@ -346,7 +349,7 @@ service, levers, limits = fixes.scenario()
 columns = ["lever", "weights", "cache a token", "history kept", "read once"]
 columns += ["quality lost", "days"]
 rows = [
-    [x.name, f"× {x.weights:g}", f"× {x.cache:g}", f"{x.keep or 'all'}"]
+    [x.name, f"× {x.weights:g}", f"× {x.cache:g}", f"{x.keep:,}" if x.keep else "all"]
     + [f"{x.shared:,}", f"{x.quality:g} %", f"{x.days}"]
     for x in levers
 ]
@@ -355,8 +358,9 @@ estimates.Table(columns, rows)
 # %% [markdown]
 # A lever shrinks one factor of the bytes. Levers on *different* factors multiply. Levers on the *same* factor do not:
 # a cache has one format, and a history one length, the shortest. Tokens that all sessions share can be read once for
-# the batch, as in unit 05's cascade; window and compaction both keep them, at the front. (Fused kernels and prefix
-# caching leave the bytes of a decode step as they are.)
+# the batch, as in unit 05's cascade; window and compaction both keep them, at the front. (A window drops all but the
+# latest tokens; compaction puts a short summary in place of the oldest. Fused kernels and prefix caching leave the
+# bytes of a decode step as they are.)
 #
 # **Exercise 08.7** (12 minutes). TPOT at 30,000 tokens with any set of levers in place.
 
@@ -410,7 +414,7 @@ for names, right in [
 
 # %% [markdown]
 # **Exercise 08.8** (8 minutes). Choose four. Together they may cost at most 4 % of quality and 35 days, and TPOT at
-# 30,000 tokens shall be as low as it can. Your function does the counting.
+# 30,000 tokens has to be as low as possible. Your function does the counting.
 
 # %% answer="08.8"
 plan = [None, None, None, None]  # names of four levers, in the order in which you ship

@@ -253,6 +253,7 @@ WRONG = {
         (_with("achieved_gb_per_s", "H100", "3_350"), "data sheet"),
         (_with("achieved_gb_per_s", "B200", "1.80e-8 / 131_072 * 1e9"), "upside down"),
         (_with("achieved_gb_per_s", "L4", "30_720 * 147_456 * (29.1 - 19.4) / 1e9"), "rates do not"),
+        (_with("achieved_gb_per_s", "L4", "30_720 * 147_456 / (29.1 - 19.4) / 1e9"), "rates do not"),
         (_with("achieved_gb_per_s", "L4", "32_768 * 147_456 * 19.4 / 1e9"), "whole step"),
         (_with("achieved_gb_per_s", "L4", "32_768 * 147_456 / (1 / 19.4 - 1 / 29.1) / 1e9"), "30k more"),
         (_with("achieved_gb_per_s", "B200", "7_672"), "data sheet"),
