@@ -151,7 +151,7 @@ WRONG = {
         (BY_HAND.format("[scores[0], G.cut[1]]", "a", "{}"), "as if they were the key"),
         (BY_HAND.format("scores", "G.fits", "{}"), "for every latent"),
         (BY_HAND.format("scores", "[a[0] + 1, a[1], a[2]]", "{}"), "What stands beside x"),
-        (BY_HAND.format("scores", "[a[0], a[1], a[2] + 2 * (G.c1[2] == 0)]", "{}"), "What stands beside x"),
+        (BY_HAND.format("scores", "[a[0] + G.c1[1], a[1] - G.c1[0], a[2]]", "{}"), "a · c2 is"),
         (BY_HAND.format("scores", "a[:2]", "{}"), "as many as it had blanks"),
         (BY_HAND.format("scores", "a", '{"each key first": 6_000}'), "products with q"),
         (BY_HAND.format("scores", "a", '{"a first": 9_000}'), "the same for all"),
