@@ -215,7 +215,9 @@ def _execute(source: str, space: dict, filename: str) -> float | None:
     # Registered, so that a message can quote the line of the learner's code.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree, last = ast.parse(source), None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and ast.unparse(tree.body[-1]).startswith("check.share("):
-        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
+    end = tree.body[-1] if tree.body else None
+    if isinstance(end, ast.Expr) and ast.unparse(end).startswith("check.share("):
+        del tree.body[-1]
+        last = compile(ast.Expression(end.value), filename, "eval")
     exec(compile(tree, filename, "exec"), space)
     return None if last is None else eval(last, space)
