@@ -53,6 +53,8 @@ class CheckFailed(Friendly, AssertionError):
 
     exercise = ""
     offer = ""  # what to do when stuck
+    name = ""  # of the number in question, and what is said of it
+    said = ""
 
     def message(self) -> str:
         said = f"✗ {self.exercise}  {self}" if self.exercise else f"✗ {self}"
@@ -62,7 +64,7 @@ class CheckFailed(Friendly, AssertionError):
 class NotAnswered(CheckFailed):
     """The blank is still blank."""
 
-    blank = ""  # its name
+    said = "not answered yet"
 
     def message(self) -> str:
         return f"… {self}. Fill in the cell above, run it, then run this one again."
@@ -143,7 +145,7 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
         good = len(_parts) - len(failed)
         earned = share(points * good / len(_parts), points)
         right = f"{good} of {len(_parts)} right, {pretty(earned)} of {points:g} points"
-        say(f"✗ {name}  {right}", *map(_line, failed), *filter(None, [_offer(name)]))
+        say(f"✗ {name}  {right}", *_lines(failed), *filter(None, [_offer(name)]))
         return earned
     if isinstance(said, str):
         _shown[:] = [said]
@@ -188,13 +190,25 @@ def _whole(failed: list[CheckFailed]) -> CheckFailed:
     """What to raise where no part is right: it says what each of them wants, unless all are blank."""
     if all(isinstance(failure, NotAnswered) for failure in failed):
         return failed[0]
-    first, *others = sorted(failed, key=lambda failure: isinstance(failure, NotAnswered))
-    return Wrong("\n".join([str(first), *map(_line, others)]))
+    lines = _lines(sorted(failed, key=lambda failure: isinstance(failure, NotAnswered)))
+    return Wrong("\n".join(lines).removeprefix("✗ "))
 
 
-def _line(failure: CheckFailed) -> str:
-    """What one part of several wants."""
-    return f"… {failure.blank} is not answered yet" if isinstance(failure, NotAnswered) else f"✗ {failure}"
+def _lines(failed: list[CheckFailed]) -> list[str]:
+    """What the parts want: a line each, and one for all that made the same slip."""
+    alike: dict[str | CheckFailed, list[CheckFailed]] = {}
+    for failure in failed:
+        alike.setdefault(failure.said or failure, []).append(failure)
+    return [_line(*same) for same in alike.values()]
+
+
+def _line(first: CheckFailed, *others: CheckFailed) -> str:
+    mark = "…" if isinstance(first, NotAnswered) else "✗"
+    if not others:
+        return f"{mark} {first.name} is {first.said}" if isinstance(first, NotAnswered) else f"{mark} {first}"
+    names = "; ".join(failure.name for failure in (first, *others))
+    who = f"all {len(_parts)}" if len(others) + 1 == len(_parts) else f"{len(others) + 1} of them ({names})"
+    return f"{mark} {who}: {first.said}"
 
 
 def _missed(name: str, failure: CheckFailed) -> CheckFailed:
@@ -296,11 +310,12 @@ def number(
         closest = min(found)[0]
         told = " Or: ".join(dict.fromkeys(message for distance, message in found if math.isclose(distance, closest)))
         # Who rounded made no mistake of thought: that comes first.
-        lead = f"{_lead(name, value, unit)}: {right_so_far}. Or" if digits else _lead(name, value, unit)
-        raise Wrong(f"{lead}{':' if digits else '.'} {told}")
-    if digits:
-        raise Wrong(f"{_lead(name, value, unit)}: {right_so_far}.")
-    raise Wrong(f"{_lead(name, value, unit)}: {diagnose(value, expect, near, unit)}.")
+        said = f"{right_so_far}. Or: {told}" if digits else told
+    else:
+        said = f"{right_so_far if digits else diagnose(value, expect, near, unit)}."
+    failure = Wrong(f"{_lead(name, value, unit)}{'.' if found and not digits else ':'} {said}")
+    failure.name, failure.said = name, said
+    raise failure
 
 
 def entries(name: str, answer, keys: Iterable) -> list[tuple]:
@@ -417,7 +432,7 @@ def find(name: str) -> Callable:
 
 def _blank(name: str) -> NotAnswered:
     failure = NotAnswered(f"this exercise is not answered yet ({name} is still blank)")
-    failure.blank = name
+    failure.name = name
     return failure
 
 

@@ -487,6 +487,12 @@ def test_parts_count_singly_and_say_what_each_wants(parted, capsys):
     assert b.startswith("b is 0: ") and c.startswith("✗ c is 7: ") and a == "… a is not answered yet"
     with pytest.raises(check.NotAnswered):
         check.grade("99.77", {"a": None, "b": None, "c": None}, points=3)
+    check.grade("99.77", {"a": 1, "b": 4, "c": 6}, points=3)
+    assert "points\n✗ 2 of them (b; c): it is twice what it should be" in capsys.readouterr().out
+    check.grade("99.77", {"a": None, "b": None, "c": 3}, points=3)
+    assert "points\n… 2 of them (a; b): not answered yet" in capsys.readouterr().out
+    with pytest.raises(check.Wrong, match="^all 3: it is twice"):
+        check.grade("99.77", {"a": 2, "b": 4, "c": 6}, points=3)
     with pytest.raises(check.Wrong, match="b is 5"):
         check.grade("99.77", {"a": 1, "b": 5, "c": 3})
     assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}) is None

@@ -99,7 +99,8 @@ def _loses_its_part(unit, exercise, snippet, outcome):
         return
     right, parts = map(int, counted.groups())
     told = [line for line in str(outcome.error).splitlines()[1:] if line.startswith(("✗ ", "… "))]
-    assert 0 < right < parts == right + len(told) and outcome.score == points * right / parts
+    wrong = sum(int(several[1]) if (several := re.match(r". (\d+) of them \(", line)) else 1 for line in told)
+    assert 0 < right < parts == right + wrong and outcome.score == points * right / parts
     assert unit.run(exercise, snippet, visible=True).score == outcome.score
 
 

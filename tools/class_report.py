@@ -13,6 +13,7 @@ from tools.predictions import Quantity
 HARD = 0.5  # an exercise that fewer than half of those who answered it have right
 MOST_MESSAGES = 6
 COUNTED = re.compile(r"✗ \S+\s+\d+ of \d+ right, ")
+SEVERAL = re.compile(r"(all \d+|\d+ of them \(.*?\)): ")  # parts in which the same slip was made
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -78,12 +79,14 @@ def _exercise(name: str, given: list[Exercise]) -> str:
 def _slips(exercise: Exercise) -> list[str]:
     """What was said, without the learner's own numbers, so that equal slips are counted together.
 
-    An exercise that gives points for each of its parts has a line for each that is wrong.
+    An exercise that gives points for each of its parts has a line for each that is wrong, or for several that have the
+    same slip, which then counts once.
     """
     first, *others = exercise.message.split("\n")
     parts = [line.removeprefix("✗ ") for line in others if line.startswith("✗ ")]
     if not parts or not COUNTED.match(first):
         parts.insert(0, re.sub(r"^✗ [\d.]+[a-z]?\s+", "", first))
+    parts = [SEVERAL.sub("several: ", part, count=1) for part in parts]
     return [re.sub(r"\bis -?[\d.,]+(e[+-]?\d+)?\b", "is …", part)[:160] or "no message" for part in parts]
 
 

@@ -198,6 +198,18 @@ WRONG = {
             "    return sorted(samples)[len(samples) // 2], (high - low) / 2",
             "half-way",
         ),
+        (
+            "def median_and_spread(samples):\n"
+            "    low, middle, high = np.percentile(samples, [0.25, 0.5, 0.75])\n"
+            "    return middle, (high - low) / 2",
+            "0 to 100",
+        ),
+        (
+            "def median_and_spread(samples):\n"
+            "    low, high = np.percentile(samples, 0.25), np.percentile(samples, 0.75)\n"
+            "    return np.median(samples), (high - low) / 2",
+            "0 to 100",
+        ),
         ("def median_and_spread(samples):\n    return np.median(samples)", "two numbers"),
     ],
     "00.6": [

@@ -16,7 +16,8 @@ def exercise(name, points, message="", **more):
 
 def test_the_page_counts_slips_and_names_what_is_hard():
     forgot = "✗ 02.1  your answer is {} bytes. You forgot V."
-    parts = "✗ 02.10  1 of 3 right, 0.67 of 2 points\n✗ B is 5. You forgot V.\n✗ C is 7. That is bits."
+    parts = "✗ 02.10  1 of 5 right, 0.4 of 2 points\n✗ B is 5. You forgot V.\n✗ C is 7. That is bits."
+    parts += "\n✗ 2 of them (D; E, 8): You forgot both."
     results = [
         Result("anna", "02-b", [exercise("02.1", 0.0, forgot.format("23,040")), exercise("02.10", 2.0)]),
         Result("ben", "02-b", [exercise("02.1", 0.0, forgot.format("11")), exercise("02.10", 1.0, parts)]),
@@ -26,7 +27,8 @@ def test_the_page_counts_slips_and_names_what_is_hard():
     ]
     text = page(results, [("fred", "02-b"), ("fred", "03-c")], [])
     assert "2 × your answer is … bytes. You forgot V." in text
-    assert "1 × B is …. You forgot V." in text and "1 × C is …. That is bits." in text and "of 3 right" not in text
+    assert "1 × B is …. You forgot V." in text and "1 × C is …. That is bits." in text and "of 5 right" not in text
+    assert "1 × several: You forgot both." in text
     assert '<td class="hard">02.1<' in text and "<td>02.10<" in text
     assert "1 right, 0 in part, 2 wrong, 1 blank" in text and "2 right, 1 in part, 1 wrong, 0 blank" in text
     assert "4 graded, mean 1.8 of 4, 1 need a human, 1 not submitted" in text and "03-c" in text
