@@ -60,7 +60,9 @@ class Table:
 
     def _repr_html_(self) -> str:
         def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            # A key is one long word, which may break at its underscores where the page is narrow.
+            shown = (html.escape(cell).replace("_", "_<wbr>") for cell in cells)
+            return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in shown) + "</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
@@ -219,7 +221,7 @@ def report(number: str) -> Table:
                 row.residual if row.verdict == "ok" else f"{row.verdict}: measure again, then explain",
             ]
         )
-    columns = ["quantity", "predicted", "measured", "unit", "measured ÷ predicted − 1", "source", "residual"]
+    columns = ["quantity", "predicted", "measured", "unit", "off by", "source", "residual"]
     return Table(columns, rows, "* predicted after it was measured" if hindsight else "")
 
 

@@ -2,8 +2,8 @@
 
 Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), told apart by the colour-blind; each series
 also has its own marker and line style, so that a grey print still reads. Every axis label states its unit in
-parentheses, "context (tokens)"; a label without one is a ValueError. Each function draws on `ax` (a new
-figure when None) and returns it.
+parentheses, "context (tokens)"; a label without one is a ValueError. What has no unit, a count or a ratio, is
+given as "turn (1)", and drawn as "turn". Each function draws on `ax` (a new figure when None) and returns it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from helpers import alt_text
 from helpers.numbers import prefixed
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
@@ -26,7 +27,8 @@ HATCHES = ["", "///", "...", "xx", "\\\\\\", "++"]
 
 
 def use() -> None:
-    """Set the course's style for every figure that follows."""
+    """Set the course's style for every figure that follows, and give each its text for those who do not see it."""
+    alt_text.use()
     plt.rcParams.update(
         {
             "figure.figsize": (7.2, 4.2),
@@ -338,11 +340,11 @@ def heat(
 def _axes(ax: Axes | None, xlabel: str | None, ylabel: str, title: str) -> Axes:
     for label in (xlabel, ylabel):
         if label is not None and not ("(" in label and label.rstrip().endswith(")")):
-            raise ValueError(f"the axis label {label!r} has to state its unit, as in 'context (tokens)'")
+            raise ValueError(f"the axis label {label!r} has to state its unit, as in 'context (tokens)' or 'turn (1)'")
     ax = ax if ax is not None else plt.subplots()[1]
     if xlabel is not None:
-        ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+        ax.set_xlabel(xlabel.removesuffix(" (1)"))
+    ax.set_ylabel(ylabel.removesuffix(" (1)"))
     if title:
         ax.set_title(title)
     return ax

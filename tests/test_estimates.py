@@ -26,7 +26,8 @@ def test_report_names_the_residual(capsys):
     estimates.predict("03.other", 1, "GB")
     text = repr(estimates.report("02"))
     assert "+30 %" in text and "the kernel, not memory" in text and "03.other" not in text and "live" in text
-    assert "<td>+30 %</td>" in estimates.report("02")._repr_html_()
+    page = estimates.report("02")._repr_html_()
+    assert "<td>+30 %</td>" in page and "<td>02.tpot_<wbr>ms_<wbr>at_<wbr>8192</td>" in page
     estimates.measured("02.tpot_ms_at_8192", 78, residual="the kernel, not memory", verdict="busy")
     assert "busy: measure again" in repr(estimates.report("02")) and "the kernel" not in repr(estimates.report("02"))
     assert capsys.readouterr() == ("", "")

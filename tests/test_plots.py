@@ -10,8 +10,9 @@ import pytest
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from IPython.core.formatters import DisplayFormatter
 
-from helpers import plots
+from helpers import alt_text, plots
 from helpers.estimates import Estimate
 
 CARD = SimpleNamespace(
@@ -115,6 +116,7 @@ def test_heat_writes_every_value():
         ylabel="batch (1)",
         unit="TPOT (ms)",
     )
+    assert alt_text.text(ax.figure) == "batch over context (tokens). TPOT (ms): 1 to 4."
     assert [text.get_text() for text in ax.texts] == ["1", "2", "3", "4"]
 
 
@@ -127,6 +129,19 @@ def test_functions_draw_on_the_axes_they_are_given():
 def test_a_label_without_unit_is_refused(labels):
     with pytest.raises(ValueError, match="state its unit"):
         plots.curve(None, [1], {"a": [1]}, **labels)
+
+
+def test_a_figure_that_is_shown_has_its_text():
+    formatter = DisplayFormatter()
+    alt_text.add_to(formatter)
+    _, (left, right) = plt.subplots(1, 2)
+    labels = dict(xlabel="turn (1)", ylabel="TPOT (ms)")
+    plots.prediction(left, [1, 2], [10, 20], [11, np.nan], [1, 1], title="A day", label="batch 1", **labels)
+    left.axhline(12)
+    plots.bars(right, ["H100\n80 GB", "L4"], [1, 2], ylabel="time (s)", spread=[0.1, 0.1])
+    said = formatter.format(left.figure)[1]["image/png"]["alt"]
+    assert said.startswith("A day. TPOT (ms) over turn. ") and "predicted, batch 1: 10 to 20" in said
+    assert "measured, batch 1: 11" in said and said.endswith(" time (s). H100 80 GB 1, L4 2.")
 
 
 def test_colours_differ_in_grey():

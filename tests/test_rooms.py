@@ -10,7 +10,7 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 # A room may import itself and what stands here. The desk is helpers/ itself, without the rooms.
 BASE = {"data", "paths", "friendly", "numbers", "progress", "loading", "threads"}
-DESK = {"check", "slips", "estimates", "plots", "drawings", "hints", "blanks", "course"}
+DESK = {"check", "slips", "estimates", "plots", "alt_text", "drawings", "hints", "blanks", "course"}
 ENGINE = ("kernels", "models", "caches", "clock", "serving", "quality")
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

@@ -38,7 +38,8 @@ def test_the_model_and_the_machine():
     assert f"{per_token / 2_621_440:.1f}" == "3.9"
     alone = 40 * (139.0e9 + 30_000 * 327_680) / (139.0e9 + 1_000 * 327_680)
     assert f"{alone:.1f}" == "42.7"
-    said("31.4 sessions", "3.9 with MHA", "from 40 to 42.7 ms", "309e9 of cache", "3.73e12 bytes", "450e9 bytes")
+    assert "31.4 sessions with 8 KV heads, or 3.9 with MHA" in load(SOURCE).run("08.2").stdout
+    said("from 40 to 42.7 ms", "309e9 of cache", "3.73e12 bytes", "450e9 bytes")
     said("10.3 MB", "14 % of their bandwidth")
     assert f"{resident_bytes(g) * 4.5 / 16 / 1e9:.1f}" == "39.7" and f"{139.0 * 4.5 / 16:.1f}" == "39.1"
     sheets = {"L4": "L4", "A100-80GB": "A100-80GB SXM", "H100 SXM": "H100 SXM", "H200 SXM": "H200 SXM"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.units import ROOT, Unit
 
 CELL = """\
-# @title Fetch the course: for Colab and Kaggle; at home this does nothing
+# @title Fetch the course: not needed at home
 import os
 import sys
 

@@ -344,7 +344,7 @@ _ = drawings.boxes(
     {"calls": [(name, name) for name in called]},
     {"a": "step a", "b": "step b"},
     title="Measured in turns",
-    columns="call (1)",
+    columns="call",
 )
 
 # %% [markdown]
@@ -620,13 +620,12 @@ plots.bars(None, names, share, ylabel=ylabel, title="Data sheet and reality")
 plt.show()
 
 # %% [markdown]
-# A prediction from the data sheet comes out some 10 % too fast; one from your own card has the loss in it. And sheets change:
+# A prediction from a data sheet leaves out what your bars lack; one from your own card has the loss in it. And sheets change:
 # the B200's first one said 8,000 GB/s, while current drivers report a narrower bus, 7,672 GB/s
 # ([pytorch/ao#4002](https://github.com/pytorch/ao/pull/4002)). Hold your B200 against that one.
 #
 # **A popular claim: "an H100 has 3 TB/s".** It depends which one. The SXM board has 3.35, the NVL 3.9, the PCIe
-# 2.0. Compare three with what you found above for the SXM. Whoever divides by 3.0 has, by luck, already taken the
-# 10 % off; with a PCIe card, the same division predicts times that are a third too short.
+# 2.0. With a PCIe card, dividing by three predicts times that are a third too short.
 #
 # **What bytes do not explain.** vLLM fitted a line to its H100 times: 4.37e-5 ms for each token of context, plus
 # 6.44 ms. The second number is where the line meets zero; nothing was measured there. It lies 2 ms above your floor

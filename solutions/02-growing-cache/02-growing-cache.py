@@ -638,8 +638,8 @@ ax = plots.prediction(None, x, y, took, title=title, **axes)
 # if all 64 heads had their own K and V (multi-head attention, MHA), and 327,680 in the real model, whose 64
 # query heads share 8 KV heads (grouped-query attention, GQA-8).
 #
-# **Exercise 02.8** (8 minutes). At batch 1, by which factor does TPOT grow from 1,000 to 30,000 tokens (three
-# decimals)? And at which batch would it grow exactly 3 times, as reported? No overhead.
+# **Exercise 02.8** (8 minutes). At batch 1, by which factor does TPOT grow from 1,000 to 30,000 tokens? (Two
+# decimals are enough.) And at which batch would it grow exactly 3 times, as reported? No overhead.
 
 # %% answer="02.8"
 incident = {
@@ -742,12 +742,13 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 # One byte count has told us a lot about a machine that the report never mentions. It has not told us where the
 # milliseconds go, if not into reading. That is where the capstone starts.
 #
-# **On several GPUs** (*tensor parallelism*), each GPU keeps a share of the heads and of every matrix, so each
-# reads a share of the bytes. After attention and again after the MLP, the GPUs must add up their partial
-# results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a sum is small, 16 kB per sequence for a
-# hidden size of 8,192; at small batches it takes the time of a message, whatever the bytes, and more GPUs do not
-# make it shorter. Perhaps that is part of the price that gpt-fast shows on A100s: Llama-2-7B goes from 104.9 to 328.4
-# tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one alone reads 1,397.
+# **On several GPUs** (*tensor parallelism*), each GPU keeps a share of the heads and of every matrix, so each reads a
+# share of the bytes. After attention and again after the MLP (the matrices behind attention, most of a layer's
+# weights), the GPUs must add up their partial results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a
+# sum is small, 16 kB per sequence for a hidden size of 8,192; at small batches it takes the time of a message,
+# whatever the bytes, and more GPUs do not make it shorter. Perhaps that is part of the price that gpt-fast shows on
+# A100s: Llama-2-7B goes from 104.9 to 328.4 tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one
+# alone reads 1,397.
 #
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
 

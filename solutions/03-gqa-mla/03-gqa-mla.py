@@ -579,7 +579,7 @@ shared_heads = {
     if not s.mla
 }
 drawings.boxes(
-    shared_heads, title="The KV head of each query head", columns="query head (1)"
+    shared_heads, title="The KV head of each query head", columns="query head"
 )
 step_reads = {}
 for label, s in shapes.items():

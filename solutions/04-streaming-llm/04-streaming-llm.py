@@ -388,7 +388,7 @@ _ = drawings.boxes(
     filled,
     {"sink": "sink", "window": "window", "new": "just written"},
     title="Tokens in the rows of your cache",
-    columns="row of the buffer (1)",
+    columns="row of the buffer",
 )
 
 # %% [markdown]

@@ -615,7 +615,7 @@ _ = drawings.boxes(
     moments,
     {"used": "in use", "shared": "in use by several", "cached": "cached, unused"},
     title="Your blocks, step by step",
-    columns="block (1)",
+    columns="block",
 )
 
 # %% [markdown]
@@ -1023,7 +1023,7 @@ yours = YourPrefixCache(once, short + 8, batch)
 eightfold = FullCache(g, short + 8, batch=batch, device=spot)
 model.prefill(torch.tensor([document[:short]] * batch, device=spot), eightfold)
 last = []
-for cache in (yours, eightfold):
+for cache in each((yours, eightfold), "your cascade, then plain"):
     model.prefill(questions, cache)
     last.append(model.decode(questions[:, 0], cache))
 off = (last[0] - last[1]).abs().max()

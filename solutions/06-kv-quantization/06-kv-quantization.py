@@ -906,6 +906,7 @@ estimates.ledger(
 )
 
 # %% [markdown]
-# *Sources.* vLLM documentation, quantized_kvcache.md (L4, calibration), and blog of 2026-04-22 (H100, B200, needles,
-# windowed layers). KIVI, arXiv 2402.02750. KVQuant, arXiv 2401.18079. huggingface/blog, kv-cache-quantization.md.
+# *Sources.* L4: vllm-project/vllm pull request 49050, for docs/features/quantization/quantized_kvcache.md, which also
+# tells of calibration. vLLM blog of 2026-04-22 (H100, B200, needles, windowed layers). KIVI, arXiv 2402.02750. KVQuant,
+# arXiv 2401.18079. huggingface/blog, kv-cache-quantization.md.
 # Measurements lie in `helpers/data/` with their sources.

@@ -527,7 +527,7 @@ _ = drawings.boxes(
     turns_drawn,
     {"found": "found in the prefix cache", "new": "computed"},
     title="Prompts of your chat, truncated in steps",
-    columns="100 tokens (1)",
+    columns="hundreds of tokens",
 )
 
 # %% [markdown]

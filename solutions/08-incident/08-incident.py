@@ -121,10 +121,10 @@ for given, right in [
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# For the report your function gives 31.4 sessions with 8 KV heads, or 3.9 with MHA, if reading is all that a step does.
-# One session is out: alone, the real model would go from 40 to 42.7 ms. Either batch has the same bytes at 30,000
-# tokens, 309e9 of cache beside 141.1e9 of weights (input embedding included). They have to be *in memory*, and 3.73e12
-# bytes a second have to come out of it. Data sheets:
+# Beside its ✓ the test says how many sessions the report's line stands for, with 8 KV heads or with MHA, if reading
+# is all that a step does. One session is out: alone, the real model would go from 40 to 42.7 ms. Either batch has the
+# same bytes at 30,000 tokens, 309e9 of cache beside 141.1e9 of weights (input embedding included). They have to be
+# *in memory*, and 3.73e12 bytes a second have to come out of it. Data sheets:
 #
 # | GPU | memory | bandwidth |
 # |---|---|---|
@@ -470,8 +470,7 @@ for name, some in {"as it is": [], "with your four": ordered}.items():
 _ = drawings.step_bytes(streams, title="What one step of this service reads")
 
 # %% [markdown]
-# Your four leave the wait before a turn long, and the one lever that removes it buys nothing here: TPOT was what the
-# report was about. Alone and stacked, in the order in which you ship. The pale bar is what the lever would have bought alone:
+# Alone and stacked, in the order in which you ship. The pale bar is what the lever would have bought alone:
 
 # %% jupyter={"source_hidden": true}
 now = stacked_ms(service, [])

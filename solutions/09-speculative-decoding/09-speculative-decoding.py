@@ -33,7 +33,7 @@ from helpers.models import pretrained, text
 from helpers.models.counts import decode_flops, weight_bytes
 from helpers.models.generate import greedy
 from helpers.models.geometry import get
-from helpers.progress import each
+from helpers.progress import Progress, each
 from helpers.serving import speculation
 
 plots.use()
@@ -458,9 +458,11 @@ def speculate(prompt, count, k):
 
 
 # %%
-answer, steps = speculate(code, 24, 4)
-plain_cache = FullCache(g, len(code) + 24, device=spot)
-alone = greedy(model, plain_cache, torch.tensor(code, device=spot), 24)
+with Progress("with guesses, then without") as bar:
+    answer, steps = speculate(code, 24, 4)
+    bar.to(0.4)
+    plain_cache = FullCache(g, len(code) + 24, device=spot)
+    alone = greedy(model, plain_cache, torch.tensor(code, device=spot), 24)
 print(
     f"{len(answer)} tokens in {steps} steps; equal to plain decoding: {answer == alone}"
 )

@@ -496,7 +496,7 @@ while shared.waiting or shared.running:
         else:
             row.append(("", drawings.EMPTY))
 legend = {"prompt": "a piece of its prompt", "answer": "one token of its answer"}
-_ = drawings.boxes(turns, legend, title="Your scheduler at work", columns="step (1)")
+_ = drawings.boxes(turns, legend, title="Your scheduler at work", columns="step")
 
 # %% [markdown]
 # (Sums are added up in another order in a batch, so on a near tie a token may differ.)
