@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers import data
-from helpers.clock import recordings
+from helpers.clock import own_size, recordings
 from helpers.models.counts import kv_bytes, weight_bytes
 from helpers.models.geometry import get
 from tests.misconceptions.harness import ROOT, cleared, load
@@ -211,6 +211,24 @@ def test_tensor_parallelism():
     says("alone reads 1,397")
     assert [rows[1]["tok_s"], round(rows[8]["tok_s"], 1), round(rows[8]["tok_s"] / 104.9, 1)] == [104.9, 328.4, 3.1]
     assert [round(rows[8]["GBps"]), round(rows[1]["GBps"])] == [704, 1_397]
+
+
+def test_the_incident_at_its_own_size(reference):
+    says("the largest Llama whose 16-bit weights fit beside the caches of 8 sessions of 32k tokens")
+    says('(at `budget = "quick"`, with 7 GB, of 4 sessions of 30k)')
+    full, quick = own_size.fitting(79e9, "full"), own_size.fitting(79e9, "quick")
+    assert (full.batch, full.contexts[-1], quick.batch, quick.contexts[-1]) == (8, 32_768, 4, 30_000)
+    says("by the data sheets alone, with 1.7 µs assumed for a launch and 8 sessions")
+    says("Llama-3.1-8B goes from 5.3 ms at 1,000 tokens to 14.4 ms at 30,000 on an H100, × 2.7")
+    says("Llama-3.2-1B from 8.8 to 32.6 ms on a T4, × 3.7")
+    for name, gpu, expected in (("Llama-3.1-8B", "H100 SXM", [5.3, 14.4]), ("Llama-3.2-1B", "T4", [8.8, 32.6])):
+        g, rate = get(name), 1e9 * data.device(gpu)["bandwidth_GBps"]
+        launches = (10 * g.layers + 3) * 1.7e-6  # kernels counted in docs/gpu-kernels.md
+        step = weight_bytes(g, BF16), kv_bytes(g, 1)
+        ms = [1e3 * reference["tpot_seconds"](*step, n, 8, rate, launches) for n in own_size.REPORTED]
+        assert [round(x, 1) for x in ms] == expected
+        assert round(ms[1] / ms[0], 1) == (2.7 if gpu == "H100 SXM" else 3.7)
+    assert TEXT.index("**Exercise 02.9**") < TEXT.index("The incident at its own size")
 
 
 def test_the_opening_plot_has_its_recording():

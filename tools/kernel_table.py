@@ -32,7 +32,7 @@ from helpers.caches import (
     StaticCache,
     quantized,
 )
-from helpers.clock import sweeps
+from helpers.clock import own_size, sweeps
 from helpers.kernels import BFLOAT16_CAPABILITY, FP8_CAPABILITY, cuda, cuda_kernels, cuda_step_kernels, cuda_steps
 from helpers.models import counts, geometry
 from helpers.models.decoder import Decoder
@@ -152,6 +152,7 @@ VARIANTS = {
     "16 bits, MLA 512 + 64, 16 heads": Variant("G", 3, 16, query=HALF, **LATENT),
     "16 bits, MLA 512 + 64, 128 heads": Variant("03 G", 3, 128, query=HALF, **LATENT),
     "16 bits, Llama-3.1-8B": Variant("02 03 G", 2.5, bound=True, **LLAMA),
+    "16 bits, Llama-3.2-3B": _half("02", 2.5, 24, 8, 128, bound=True),
     "16 bits, Llama-3.1-8B, alone": Variant("G", 2.5, **LLAMA),
     "16 bits, Llama-3.1-8B, 4 tokens": Variant("", 3, tokens=4, bound=True, **LLAMA),
     "16 bits, Llama-3.1-8B, 8 tokens": Variant("", 5, tokens=8, bound=True, **LLAMA),
@@ -325,6 +326,7 @@ How these launches came about stands in `helpers/kernels/launches.py`.
 | devices, types, memory, what a graph captures | all units on three pretend GPUs (`tests/rehearsal/`), no numbers |
 | kernels of a step | counted, below |
 | how much a step grows | predicted, below, from bytes, counted kernels and an assumed time for each |
+| the incident at its own size | predicted so too, below; unit 02's cells run on the pretend GPUs, no times |
 | that a chip runs it, CUDA graphs, cuBLAS, every time and bandwidth | not known |
 
 Whoever has one: `make gpu-check`, then `make course BUDGET=full` and `make record`.
@@ -345,6 +347,15 @@ bandwidth, and {kernels} kernels at {each_us} µs each, which is assumed. Predic
 | GPU | GB/s | ms at 16 | ms at 8,192 | times |
 |---|---|---|---|---|
 {growth}
+
+## The incident at its own size
+
+A Llama in 16 bits with 8 sequences, as unit 02 times it at the full budget (`helpers/clock/own_size.py`): the largest
+that fits the GPU. Bytes and kernels reckoned as above. Predicted, not measured.
+
+| GPU | model | kernels | ms at 16 | ms at 1,000 | ms at 30,000 | ms at 32,768 | times, 1,000 to 30,000 |
+|---|---|---|---|---|---|---|---|
+{own_size}
 """
 
 
@@ -375,12 +386,38 @@ def grown() -> list[str]:
     return rows
 
 
+OWN_SIZE = {
+    "Llama-3.2-1B": ("T4", "L4", "RTX 4090", "A100-40GB SXM"),
+    "Llama-3.1-8B": ("A100-80GB SXM", "H100 SXM", "B200 SXM"),
+}
+
+
+def at_own_size() -> list[str]:
+    """The rows of the incident at its own size."""
+    rows = []
+    for name, gpus in OWN_SIZE.items():
+        one = next(one for one in own_size.all_sizes() if one.geometry.name == name)
+        decoder = Decoder(one.geometry, one.dtype, "meta", "cuda")
+        cache = FullCache(one.geometry, 128, one.batch, one.dtype, "meta", "cuda")
+        cache.rewind(100)
+        step = functools.partial(decoder.decode, _empty(one.batch, dtype=torch.int64), cache)
+        kernels = machine_code.kernels_of(step, 90).total()
+        token_bytes = counts.kv_bytes(one.geometry, 1, one.batch, one.dtype)
+        for gpu in gpus:
+            rate = 1e9 * data.device(gpu)["bandwidth_GBps"]
+            tokens = (16, *own_size.REPORTED, sweeps.LONGEST_CONTEXT)
+            times = [(decoder.weight_bytes + n * token_bytes) / rate + kernels * KERNEL_SECONDS for n in tokens]
+            ms = " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)
+            rows.append(f"| {gpu} | {name} | {kernels} | {ms} | {times[2] / times[1]:.1f} |")
+    return rows
+
+
 def head() -> str:
     """All that stands above the tables of single chips."""
     steps = counted()
     return HEAD.format(
         triton=triton.__version__, digest=kernel_digest(), steps="\n".join(steps), growth="\n".join(grown()),
-        kernels=step_kernels()["float32"].total(), each_us=1e6 * KERNEL_SECONDS,
+        own_size="\n".join(at_own_size()), kernels=step_kernels()["float32"].total(), each_us=1e6 * KERNEL_SECONDS,
     )  # fmt: skip
 
 

@@ -41,13 +41,17 @@ def growth(decoder: Decoder, batch: int, context: int, bytes_per_second: float, 
 
 
 def room_bytes(decoder: Decoder, budget: str = "quick") -> float:
-    """What caches may take beside a decoder that is already there: CACHE_SHARE of the memory that is still free, and of
-    an accelerator at "quick" what QUICK_BYTES leave; infinity where the system does not say what is free."""
+    """What caches may take beside a decoder that is already there; infinity where the system does not say what is
+    free."""
     free = devices.free_bytes(decoder.device)
+    return room_beside(decoder.weight_bytes, free, budget, accelerator=decoder.device.type != "cpu")
+
+
+def room_beside(weight_bytes: float, free: float | None, budget: str = "quick", accelerator: bool = True) -> float:
+    """What caches may take beside weights: CACHE_SHARE of `free`, the memory that these leave, and of an accelerator at
+    "quick" what QUICK_BYTES leave."""
     room = math.inf if free is None else CACHE_SHARE * free
-    if decoder.device.type != "cpu" and budget == "quick":
-        room = min(room, QUICK_BYTES - WORKING_BYTES - decoder.weight_bytes)
-    return room
+    return min(room, QUICK_BYTES - WORKING_BYTES - weight_bytes) if accelerator and budget == "quick" else room
 
 
 def largest_batch(decoder: Decoder, sequence_bytes: float, most: int, budget: str = "quick") -> int:

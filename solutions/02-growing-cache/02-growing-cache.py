@@ -750,6 +750,68 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 # A100s: Llama-2-7B goes from 104.9 to 328.4 tokens/s on 8 GPUs, 3.1 times, and each GPU reads 704 GB/s where one
 # alone reads 1,397.
 #
+# ### The incident at its own size
+#
+# So far your own device ran a small model. On a CUDA GPU the next cells take the largest Llama whose 16-bit weights fit
+# beside the caches of 8 sessions of 32k tokens (at `budget = "quick"`, with 7 GB, of 4 sessions of 30k). They are filled
+# with random numbers, weights and caches alike. Eight sessions are fewer than your 31, and the model has fewer weights
+# than 70B: by which factor will its TPOT grow from 1,000 to 30,000 tokens?
+
+# %%
+from helpers.clock import own_size
+
+if spot.type == "cuda":  # let go of what holds memory
+    model = largest = some = cache = llama = own_engine = None
+own = own_size.choose(spot, budget)
+if own:
+    llama = Decoder(own.geometry, own.dtype, spot)
+    cache = FullCache(own.geometry, own.capacity, own.batch, own.dtype, spot)
+
+# %% [markdown]
+# Your formula again, with this device's bandwidth of today. The overhead is its launches, measured above for the layers
+# of SmolLM2 and scaled to these:
+
+# %%
+if own:
+    kv_own = kv_bytes_per_token(own.geometry, bytes_per_element=2)
+    start = 1e-3 * launches[many] / narrow.layers * own.geometry.layers  # seconds
+    given = [own.batch, rate_now, start]
+    own_predicted = {}  # ms
+    for context in own.contexts:
+        seconds = tpot_seconds(llama.weight_bytes, kv_own, context, *given)
+        own_predicted[context] = 1e3 * seconds
+        estimates.predict(f"02.own_size_ms_at_{context}", 1e3 * seconds, "ms")
+        print(f"{context:>6,} tokens: {1e3 * seconds:.1f} ms")
+
+# %%
+if own:
+    own_engine = {own.geometry.name: (llama, cache)}
+    own_timed = sweeps.decode_sweep(own_engine, own.contexts, budget, rate)
+    (own_timed,) = own_timed.values()
+    for context, point in own_timed.items():
+        key = f"02.own_size_ms_at_{context}"
+        estimates.measured(key, point.ms, verdict=point.verdict)
+    near, far = own_size.REPORTED  # tokens
+    print(f"{near:,} → {far:,} tokens: {own_timed[near].ms:.1f}", end=" → ")
+    print(f"{own_timed[far].ms:.1f} ms, × {own_timed[far].ms / own_timed[near].ms:.2f}")
+    print(f"predicted × {own_predicted[far] / own_predicted[near]:.2f}, reported × 3")
+
+# %% [markdown]
+# Line and points, where there are any:
+
+# %% jupyter={"source_hidden": true}
+if own:
+    found = [own_timed[context] for context in own.contexts]
+    values = list(own_predicted.values()), [point.ms for point in found]
+    scatter = [point.spread_ms for point in found]
+    title = f"{own.geometry.name} in 16 bits, batch {own.batch}"
+    plots.prediction(None, own.contexts, *values, scatter, title=title, **axes)
+
+# %% [markdown]
+# For those without such a GPU, by the data sheets alone, with 1.7 µs assumed for a launch and 8 sessions: Llama-3.1-8B
+# goes from 5.3 ms at 1,000 tokens to 14.4 ms at 30,000 on an H100, × 2.7, and Llama-3.2-1B from 8.8 to 32.6 ms on a T4,
+# × 3.7. With few weights, a few caches do what 31 do to a 70B.
+#
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
 
 # %%
