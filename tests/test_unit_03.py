@@ -15,16 +15,12 @@ from helpers.models import rope
 from helpers.models.counts import kv_bytes
 from helpers.models.geometry import Geometry, catalogue, get
 from tests.misconceptions.harness import load
+from tests.prose import Prose
 
 SOURCE = Path(__file__).parents[1] / "solutions" / "03-gqa-mla" / "03-gqa-mla.py"
 CELLS = jupytext.read(SOURCE).cells
-PROSE = re.sub(r"\s+", " ", " ".join(cell.source for cell in CELLS if cell.cell_type == "markdown"))
+says = Prose(SOURCE).says
 V3, LITE = get("DeepSeek-V3"), get("DeepSeek-V2-Lite")
-
-
-def says(*phrases):
-    for phrase in phrases:
-        assert phrase in PROSE, f"the unit no longer says {phrase!r}"
 
 
 def tells(exercise, *phrases):

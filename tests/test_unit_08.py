@@ -1,7 +1,6 @@
 """Every number in the prose of unit 08 is computed here."""
 
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,14 @@ from helpers.models.geometry import get
 from helpers.serving import depth_sweeps, plan, symptoms
 from helpers.serving.incident import CAUSES
 from tests.misconceptions.harness import load
+from tests.prose import Prose
 
 SOURCE = Path(__file__).parents[1] / "solutions" / "08-incident" / "08-incident.py"
 TEXT = SOURCE.read_text(encoding="utf-8")
-PROSE = re.sub(r"\s*\n# ", " ", TEXT)
+says = Prose(SOURCE).says
 SLOPE = 80e-3 / 29_000
 INTERCEPT = 40e-3 - 1_000 * SLOPE
 RATE = 139.0e9 / INTERCEPT
-
-
-def said(*phrases):
-    for phrase in phrases:
-        assert phrase in PROSE, phrase
 
 
 def test_the_model_and_the_machine():
@@ -39,8 +34,8 @@ def test_the_model_and_the_machine():
     alone = 40 * (139.0e9 + 30_000 * 327_680) / (139.0e9 + 1_000 * 327_680)
     assert f"{alone:.1f}" == "42.7"
     assert "31.4 sessions with 8 KV heads, or 3.9 with MHA" in load(SOURCE).run("08.2").stdout
-    said("from 40 to 42.7 ms", "309e9 of cache", "3.73e12 bytes", "450e9 bytes")
-    said("10.3 MB", "14 % of their bandwidth")
+    says("from 40 to 42.7 ms", "309e9 of cache", "3.73e12 bytes", "450e9 bytes")
+    says("10.3 MB", "14 % of their bandwidth")
     assert f"{resident_bytes(g) * 4.5 / 16 / 1e9:.1f}" == "39.7" and f"{139.0 * 4.5 / 16:.1f}" == "39.1"
     sheets = {"L4": "L4", "A100-80GB": "A100-80GB SXM", "H100 SXM": "H100 SXM", "H200 SXM": "H200 SXM"}
     for shown, id in sheets.items():
@@ -55,7 +50,7 @@ def test_the_arithmetic_and_what_is_left_of_it():
     assert stated == pytest.approx(exact, rel=2e-3) and f"{stated:.1f}" == "0.9"
     assert data.device("H100 SXM")["dense_bf16_TFLOPs"] == 989.5
     assert round(500 * INTERCEPT) == 19
-    said("would start near 19 ms", "0.9 ms at 30,000")
+    says("would start near 19 ms", "0.9 ms at 30,000")
 
 
 def test_the_plan_in_the_text():
@@ -72,8 +67,8 @@ def test_the_plan_in_the_text():
     assert sum(by_name[n].days for n in order) == 33 and sum(by_name[n].quality for n in order) == 3.5
     multiplied = steps[0] * math.prod(1 - ms / steps[0] for ms in alone)
     assert round(steps[0] - sum(alone)) == 3 and round(multiplied) == 38
-    said("they save 93 and not 117")
-    said("41, 27, 38 and 11 ms", "33 days and 3.5 %", "35 days")
+    says("they save 93 and not 117")
+    says("41, 27, 38 and 11 ms", "33 days and 3.5 %", "35 days")
     assert (limits.quality, limits.days) == (4.0, 35)
     assert f"{1e3 * service.tpot_seconds():.1f}" == "119.9"
 
@@ -87,7 +82,7 @@ def test_published_curves_are_predicted_from_their_first_point():
     assert kinds == {"dense", "GQA", "windowed", "MoE", "sees 128"}
     columns, rows = depth_sweeps.table()
     assert len(rows) == len(depth_sweeps.FORMATS) and all(len(row) == len(columns) for row in rows)
-    said("Five models")
+    says("Five models")
 
 
 def test_the_sweeps_that_bend():
@@ -95,11 +90,11 @@ def test_the_sweeps_that_bend():
         points = {point["depth"]: point["tok_s"] for point in data.measurement(id)["data"]}
         assert f"{points[0]:.0f} → {points[8_192]:.0f}" == ends
         assert f"{1e3 / points[8_192] - 1e3 / points[0]:.0f}" == "3"
-        said(ends)
+        says(ends)
     latents = 47 * 576 * 2 * 8_192  # layers · numbers · bytes · tokens
     assert f"{latents / 1e9:.2f}" == "0.44"
     assert latents / (1e9 * data.device("RTX 3090")["bandwidth_GBps"]) == pytest.approx(0.5e-3, rel=0.06)
-    said("0.44 GB in 16 bits", "half a millisecond")
+    says("0.44 GB in 16 bits", "half a millisecond")
 
 
 def test_the_first_picture_has_a_service_for_every_cause():
