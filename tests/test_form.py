@@ -1,12 +1,14 @@
-"""The form of the later units: an early first blank, short or folded cells, and cells that can be run again."""
+"""The form of a unit: an early first blank, short or folded cells, and cells that can be run again."""
 
 import pytest
 
 from tests.rerun import folded, names_by_cell
+from tools import exercises
 from tools.source import kind, solution_notebook, text
-from tools.units import find
+from tools.units import CourseError, find
 
-UNITS = {unit.number: unit for unit in find() if unit.number in ("05", "07", "09", "10")}
+OWN = {"00", "01", "02", "03", "04", "06", "08"}  # which are held to a form of their own in tests/test_unit_NN.py
+UNITS = {unit.number: unit for unit in find() if unit.number not in OWN}
 
 
 @pytest.fixture(params=UNITS)
@@ -40,3 +42,10 @@ def test_cells_can_be_run_again_in_any_order(code):
     twice = {name: set_by[name] for name in read_by if len(set_by.get(name, [])) > 1}
     assert not set(twice) - {"check"}, twice  # each test cell imports the checker anew
     assert set(read_by) <= set(set_by), set(read_by) - set(set_by)
+
+
+def test_an_exercise_whose_text_does_not_name_it_and_its_minutes_is_told_so(cells):
+    name = next(iter(exercises.graded(cells)))
+    silent = [cell for cell in cells if kind(cell) != "text"]
+    with pytest.raises(CourseError, match=rf"{name}: a text above its answer has to say"):
+        exercises.question(silent, name)

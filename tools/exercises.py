@@ -13,7 +13,7 @@ from collections.abc import Callable
 from helpers.check import CheckFailed
 from tests.misconceptions import harness
 from tools.source import kind, solution_notebook, text
-from tools.units import ROOT, find, write_whole
+from tools.units import ROOT, CourseError, find, write_whole
 
 PAGE = ROOT / "docs" / "exercises.md"
 INTRODUCTION = """\
@@ -68,9 +68,17 @@ def _in_parts(cells: list[dict], name: str) -> str:
 
 
 def question(cells: list[dict], name: str) -> str:
-    """What the text above the answer of exercise `name` asks, from the exercise's name on."""
+    """What the text above the answer of exercise `name` asks, from the exercise's name on.
+
+    Raises `CourseError` where none names the exercise and its minutes.
+    """
     at = next(i for i, c in enumerate(cells) if re.fullmatch(rf"(answer|report)-{_dashed(name)}", c["id"]))
-    above = next(text(c) for c in reversed(cells[: at + 1]) if kind(c) in ("text", "report") and _named(text(c), name))
+    texts = [text(c) for c in cells[: at + 1] if kind(c) in ("text", "report")]
+    above = next((said for said in reversed(texts) if _named(said, name)), None)
+    if above is None:
+        raise CourseError(
+            f"{name}: a text above its answer has to say “**Exercise {name}** (8 minutes)”, and what to do"
+        )
     return re.sub(r"(?m)^#+ ", "", above[_named(above, name).start() :]).strip()
 
 
@@ -133,7 +141,11 @@ def _code(snippet: str) -> str:
 
 
 def main() -> int:
-    write_whole(PAGE, page(message).encode())
+    try:
+        write_whole(PAGE, page(message).encode())
+    except CourseError as error:
+        print(error)
+        return 2
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 
