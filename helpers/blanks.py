@@ -133,13 +133,15 @@ def _reached(source: str, space: dict) -> list[str]:
         value = space.get(name)
         parts = [value, *vars(value if isinstance(value, type) else type(value)).values()]
         own = [part for part in parts if isinstance(part, types.FunctionType) and part.__globals__ is space]
-        names += dict.fromkeys(inner for part in own for inner in _globals(part.__code__) if inner not in names)
+        names += dict.fromkeys(inner for part in own for inner in global_names(part.__code__) if inner not in names)
     return names
 
 
-def _globals(code: types.CodeType) -> list[str]:
-    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    return names + [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _globals(part)]
+def global_names(code: types.CodeType) -> list[str]:
+    """Names that a function, and the functions and classes inside it, look up outside of it."""
+    names = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return [name for name in names if name != "__name__"] + [name for part in inner for name in global_names(part)]
 
 
 def _assigned(source: str) -> set[str]:

@@ -114,8 +114,7 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
     `given` holds the numbers of an exercise that a variant of the course asks with others than the usual ones.
     """
     function, given = find(name), given or {}
-    inspect.signature(function).bind(*answers, **given)
-    bound = inspect.signature(function).bind(*answers)
+    bound = inspect.signature(function).bind(*answers, **given)
     if given:
         varied.add(name)
     _shown.clear()

@@ -4,6 +4,7 @@ import builtins
 import dis
 import types
 
+from helpers.blanks import global_names
 from tools.source import text
 
 
@@ -33,14 +34,8 @@ def names(code: types.CodeType) -> tuple[set[str], set[str]]:
         elif step.opname == "LOAD_NAME" and step.argval not in stored:
             read.add(step.argval)
         elif isinstance(step.argval, types.CodeType):
-            inner = _globals(step.argval)
+            inner = set(global_names(step.argval))
             # A comprehension runs at once; a function later, when another cell may have set the name again.
             at_once = step.argval.co_name.startswith("<") and step.argval.co_name != "<lambda>"
             read |= inner - stored if at_once else inner
     return stored, read
-
-
-def _globals(code: types.CodeType) -> set[str]:
-    found = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    found -= {"__name__", "__module__", "__qualname__"}
-    return found.union(*(_globals(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))

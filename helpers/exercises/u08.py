@@ -20,7 +20,6 @@ from helpers.serving.plan import Lever, Service
 
 MODEL = "Llama-3.1-70B"
 SLOPE, INTERCEPT = 80e-3 / 29_000, 40e-3 - 1_000 * 80e-3 / 29_000  # s per token, s: the report's two points
-RATE = 139.0e9 / INTERCEPT
 LEAST_SHARE = 0.9  # of unseen traces that a diagnosis has to get right
 
 

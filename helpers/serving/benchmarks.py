@@ -5,6 +5,7 @@ All of them become points: one decode time at one context and batch.
     points = benchmarks.read("llama-bench.json")        # llama-bench -o json, jsonl or csv, with -d 0,4096,16384
     points = benchmarks.read("serve-1.json", "serve-8.json")    # vllm bench serve --save-result, a file a run
     points = benchmarks.read("table.csv")               # context, batch, tpot_ms; ttft_ms, hit_rate, output_tokens
+    point = benchmarks.from_stream(started, arrivals, prompt_tokens)    # a stopwatch beside one streamed answer
 """
 
 import csv

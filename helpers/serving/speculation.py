@@ -82,11 +82,6 @@ def prompt_lookup(history: Sequence[int], k: int, longest: int = 3) -> list[int]
     return []
 
 
-def no_draft(history: Sequence[int], k: int) -> list[int]:
-    """A drafter that guesses nothing: plain decoding, one token a step."""
-    return []
-
-
 def accept_greedy(drafted: Sequence[int], best: Sequence[int]) -> list[int]:
     """The new tokens of one step.
 
