@@ -4,7 +4,7 @@
 # > *An interactive chat product sees its time per output token (TPOT) start near 40 ms and climb to 120 ms
 # > by the time a session holds 30k tokens of history. Why, and which fixes ship without retraining?*
 #
-# Eleven notebooks take you from this report to a fix. In each you predict a number, write the mechanism yourself, run
+# These notebooks take you from this report to a fix. In each you predict a number, write the mechanism yourself, run
 # it in a real decoder, and measure whether you were right. One idea carries all of them: **a decode step takes as
 # long as the bytes it must stream: the weights, which stay the same, and the KV cache, which grows with every token
 # of every session.**

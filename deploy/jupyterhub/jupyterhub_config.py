@@ -2,7 +2,7 @@
 
     sudo .venv/bin/python -m jupyterhub -f deploy/jupyterhub/jupyterhub_config.py
 
-Set it up as README.md beside this file says.
+Set it up as docs/hub.md says.
 """
 
 import os

@@ -14,7 +14,7 @@ from tools.units import ROOT, CourseError
 
 
 def share_downloads(shared: Path) -> None:
-    """Links to the model and the device card that the machine's owner has put into `shared`; see README.md."""
+    """Links to the model and the device card that the machine's owner has put into `shared`; see docs/hub.md."""
     for there in shared.glob("*"):
         here = cache_dir() / there.name
         if there.suffix in {".gguf", ".safetensors", ".json"} and not here.exists():

@@ -135,7 +135,7 @@ def hub(proxy):
 
 
 def _folders(state: Path, homes: Path) -> None:
-    """As README.md of the deployment makes them, and a home for each user."""
+    """As docs/hub.md makes them, and a home for each user."""
     for folder, mode in ((state, 0o755), (state / "exchange", 0o777), (state / "cache", 0o755), (homes, 0o755)):
         folder.mkdir()
         folder.chmod(mode)
