@@ -44,6 +44,7 @@ class Report:
     wrong_replays: list[str] = field(default_factory=list)
     not_captured: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
+    timed: list[str] = field(default_factory=list)  # models of its sweeps over contexts
     growth: float = 0.0  # of the step that grows most in a sweep over contexts, by its bytes and its launches
     graphs: int = 0
     peak_bytes: int = 0
@@ -211,6 +212,7 @@ def _pretend_clock(report: Report) -> None:
 
     def noted_sweep(engines, contexts=sweeps.CONTEXTS, *args, **kwargs):
         for decoder, cache in engines.values():
+            report.timed.append(decoder.geometry.name)
             first, last = (
                 (decoder.weight_bytes + cache.step_bytes(context)) / pretend.machine.chip.bytes_per_second
                 + decoder.geometry.layers * LAUNCHES_A_LAYER_SECONDS
