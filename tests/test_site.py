@@ -29,6 +29,12 @@ def test_bars_widgets_and_colours_do_not_reach_a_page():
     assert second["data"] == {"text/html": "<table>"}
 
 
+def test_a_picture_has_its_own_words_and_several_their_heading():
+    drawn = {"data": {"image/png": ""}, "metadata": {"image/png": {"alt": "TPOT (ms) over turn."}}}
+    for shown, said in (([drawn], "TPOT (ms) over turn."), ([drawn, drawn], "Figure below “Explain”")):
+        assert pages._look("measure", "Explain", [printed("1"), *shown])["mystnb"]["image"]["alt"] == said
+
+
 @pytest.fixture(scope="module", params=find(), ids=lambda unit: unit.number)
 def unit(request, tmp_path_factory):
     """A unit whose solution, as far as the files say, has run."""

@@ -44,7 +44,7 @@ def page(unit: Unit) -> dict:
         cells.append(shown)
         if cell["cell_type"] == "code":
             said = [] if role == "answer" else outputs(cell)
-            shown |= {"execution_count": None, "outputs": said, "metadata": _look(role, heading)}
+            shown |= {"execution_count": None, "outputs": said, "metadata": _look(role, heading, said)}
         else:
             heading = last_heading(source) or heading
         if role == "answer":
@@ -115,12 +115,13 @@ def without_bars(printed: str) -> str:
     return "\n".join(line for line in lines if not BAR.search(line))
 
 
-def _look(role: str, heading: str) -> dict:
-    """Tags and settings of MyST-NB for a code cell."""
+def _look(role: str, heading: str, shown: list[dict]) -> dict:
+    """Tags and settings of MyST-NB for a code cell; it has one alternative text for all pictures of a cell."""
     if role in FOLDED:
         tag, said = FOLDED[role]
         return {"tags": [tag], "mystnb": {"code_prompt_show": said, "code_prompt_hide": said}}
-    return {"mystnb": {"image": {"alt": f"Figure below “{heading}”"}}}
+    pictures = [output for output in shown if "image/png" in output.get("data", {})]
+    return {"mystnb": {"image": {"alt": alt_text(pictures[0] if len(pictures) == 1 else {}, heading)}}}
 
 
 def _help(unit: Unit, exercise: str) -> dict:
