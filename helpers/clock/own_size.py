@@ -59,7 +59,7 @@ class OwnSize(NamedTuple):
 
 def all_sizes(dtype: torch.dtype = torch.bfloat16) -> list[OwnSize]:
     """All that may be timed, in the order of preference."""
-    return [OwnSize(geometry.get(name), *case, dtype) for case in CASES for name in sizing.FAMILY]
+    return [OwnSize(geometry.get(name), batch, contexts, dtype) for batch, contexts in CASES for name in sizing.FAMILY]
 
 
 def fitting(free_bytes: float, budget: str = "quick", dtype: torch.dtype = torch.bfloat16) -> OwnSize | None:
