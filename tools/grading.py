@@ -216,9 +216,9 @@ class Grader:
                 answer = _error(by_id.get(f"answer-{name}"))
                 if not exercise.full:
                     kind, message = _error(by_id.get(grade.name)) or ("", "")
-                    exercise.answered = kind != "NotAnswered"
+                    exercise.answered = kind != "NotAnswered" or answer is not None
                     message = message or _printed(by_id.get(grade.name))
-                    exercise.message = f"your answer's cell stops with {': '.join(answer)}" if answer else message
+                    exercise.message = _stopped(*answer) if answer else message
                     exercise.timed_out = kind == "TookTooLong"
                 exercise.timed_out |= bool(answer) and answer[0] in ("CellTimeoutError", "KeyboardInterrupt")
                 exercises.append(exercise)
@@ -231,6 +231,12 @@ def _error(cell: dict | None) -> tuple[str, str] | None:
         if output["output_type"] == "error":
             return output["ename"], output["evalue"].strip() or output["ename"]
     return None
+
+
+def _stopped(kind: str, message: str) -> str:
+    """What is said of an answer whose cell ended with an error."""
+    unknown = ": cells that measure are not run when grading, and an answer must need no name of theirs"
+    return f"your answer's cell stops with {kind}: {message}{unknown if kind == 'NameError' else ''}"
 
 
 def _printed(cell: dict | None) -> str:

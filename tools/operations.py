@@ -72,7 +72,10 @@ class Operations:
         if self.counting is None:
             raise RuntimeError("the call that this tensor was made for is over")
         with self.counting:
-            return self.distant(function(*args, **kwargs))
+            made = function(*args, **kwargs)
+        if "empty" in name:
+            made.zero_()  # as it was found, memory may hold what this process had there
+        return self.distant(made)
 
     def end(self) -> None:
         """Do nothing more: another call has another count."""
@@ -112,7 +115,10 @@ class Operations:
         meta = dict(kwargs)
         if any(argument.name == "device" for argument in function._schema.arguments):
             meta["device"] = "meta"
-        made = tree_leaves(function(*tree_map(_without_data, args), **tree_map(_without_data, meta)))
+        meta = tree_map(_without_data, meta)
+        made = tree_leaves(function(*tree_map(_without_data, args), **meta))
+        if any(isinstance(x, torch.Tensor) and x.shape != meta[key].shape for key, x in kwargs.items()):
+            raise RuntimeError("a tensor that is given as out= has to have the shape of the result")
         self.made += len(made)
         sizes = [t.numel() for t in made if isinstance(t, torch.Tensor)]
         if not function.is_view:

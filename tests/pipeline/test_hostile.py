@@ -85,7 +85,11 @@ def test_no_test_reaches_the_kernel_or_the_report(grade, built):
     said = result.exercises[1].message
     assert result.points == 2 and "expect" not in said and "42" not in said and "assert double" not in said
     only_hidden = "def double(x):\n    if x == 3: return 6\n    raise ValueError(f'hidden input {x}')"
-    result = grade(answered(built, RIGHT | {"answer-77-2": only_hidden}))
+    stopped = "kv_bytes = None\nkv_bytes = 2 * rows"
+    result = grade(answered(built, {"answer-77-1": stopped, "answer-77-2": only_hidden}))
+    assert (
+        result.exercises[0].answered and "NameError: name 'rows' is not defined: cells" in result.exercises[0].message
+    )
     assert (
         result.exercises[1].message == "passes what is shown, but not a hidden test of the same exercise (ValueError)"
     )

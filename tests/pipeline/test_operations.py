@@ -145,6 +145,13 @@ def test_operations_are_few_limited_and_over_with_their_call(monkeypatch):
             operations.run(name, [mine, (9, 9)], {})
     with pytest.raises(RuntimeError, match="write into tensors that your function makes itself"):
         operations.run("aten.copy_.default", [torch.zeros(4, 4), mine], {})
+    with pytest.raises(RuntimeError, match="the shape of the result"):
+        operations.run("aten.neg.out", [mine], {"out": operations.distant(torch.ones(9))})
+    torch.use_deterministic_algorithms(True)  # which fills what is empty with NaN
+    try:
+        assert not operations.here(operations.run("aten.empty.memory_format", [(9,)], {})).any()
+    finally:
+        torch.use_deterministic_algorithms(False)
     monkeypatch.setattr("tools.operations.MOST_BYTES", 1000)
     with pytest.raises(RuntimeError, match="more than a gigabyte"):
         for _ in range(11):
