@@ -128,6 +128,8 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
             with _limit(CHECK_SECONDS):
                 said = function(*answers, **given)
             failed = [failure for failure in _parts if failure]
+            if failed and len(failed) < len(_parts) and points is not None and _one_for_all(answers):
+                raise Wrong("one number for all of them is a guess: some are that by chance, and none counts.")
             if failed and (points is None or len(failed) == len(_parts)):
                 raise _whole(failed) if points else next((f for f in failed if isinstance(f, Wrong)), failed[0])
     except NotAnswered as failure:
@@ -183,6 +185,16 @@ def near(answer, expect: float, *, rel: float = 0.0, absolute: float = 0.0) -> b
         return abs(_plain(answer, "it") - expect) <= max(rel * abs(expect), absolute)
     except CheckFailed:
         return False
+
+
+def _one_for_all(answers: Iterable) -> bool:
+    """Whether every entry of the dictionaries among `answers` is one and the same number, to 1 %."""
+    entered = [value for answer in answers if isinstance(answer, dict) for value in answer.values()]
+    try:
+        values = [_plain(value, "it") for value in entered]
+    except CheckFailed:
+        return False
+    return len(values) > 1 and max(values) - min(values) <= 0.01 * max(map(abs, values))
 
 
 def _whole(failed: list[CheckFailed]) -> CheckFailed:

@@ -493,6 +493,8 @@ def test_parts_count_singly_and_say_what_each_wants(parted, capsys):
     assert "points\n… 2 of them (a; b): not answered yet" in capsys.readouterr().out
     with pytest.raises(check.Wrong, match="^all 3: it is twice"):
         check.grade("99.77", {"a": 2, "b": 4, "c": 6}, points=3)
+    with pytest.raises(check.Wrong, match="is a guess"):
+        check.grade("99.77", {"a": 1, "b": np.int64(1), "c": 1.001}, points=3)
     with pytest.raises(check.Wrong, match="b is 5"):
         check.grade("99.77", {"a": 1, "b": 5, "c": 3})
     assert check.grade("99.77", {"a": 1, "b": 2, "c": 3}) is None

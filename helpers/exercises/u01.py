@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from numbers import Integral
 
 import torch
 
@@ -323,7 +324,7 @@ def _same_tokens(got: list[int], expect: list[int], calls: list, prompt: torch.T
 
 def _as_int(token) -> int:
     require(
-        isinstance(token, int) or (hasattr(token, "numel") and token.numel() == 1),
+        isinstance(token, Integral) or (hasattr(token, "numel") and token.numel() == 1),
         f"you yield {type(token).__name__}; yield one token id, an int.",
     )
     return int(token)
@@ -422,7 +423,8 @@ def model_of_a_request(phases):
     g = get("Llama-3.1-8B")
     weights, per_token = weight_bytes(g), kv_bytes(g, 1)
 
-    def expected(prompt, outputs, batch):
+    def expected(prompt, outputs, batch, g=g):
+        weights, per_token = weight_bytes(g), kv_bytes(g, 1)
         read = sum(weights + batch * per_token * (prompt + i) for i in range(1, outputs))
         return batch * prefill_flops(g, prompt) / 2e14, read / 1e12
 
@@ -526,4 +528,12 @@ def model_of_a_request(phases):
             "Step i reads prompt + i tokens, not one more.": (weights + 1024 * per_token * 6) / 1e12,
         },
     )
-    return "5 requests: prefill and decode seconds right"
+    own = "Those are the seconds of Llama-3.1-8B: FLOPs, weights and cache have to be those of g."
+    answer = call(phases, get("SmolLM2-135M"), 512, 3, 4, 2e14, 1e12)
+    found = zip(
+        ("prefill", "decode"), answer, expected(512, 3, 4, get("SmolLM2-135M")), expected(512, 3, 4), strict=True
+    )
+    for phase, value, expect, fixed in found:
+        name = f"{phase} seconds of SmolLM2-135M (prompt 512, outputs 3, batch 4)"
+        number(value, expect, unit="s", rel=2e-3, name=name, slips={own: fixed})
+    return "6 requests: prefill and decode seconds right"

@@ -391,6 +391,11 @@ def quantized_bytes_per_token(function):
             "You multiplied the extra bytes by the group; each number carries extra_bytes ÷ group.": 33_587_200,
         },
     )
+    narrow = "You took head_dim to be hidden / query heads; in this model it is a number of its own."
+    name = "Qwen3-4B, 8 bits, groups of 128, 2 extra bytes"
+    number(
+        call(function, get("Qwen3-4B"), 8, 128, 2), 74_880, unit="bytes", rel=1e-9, name=name, slips={narrow: 46_800}
+    )
     small = get("SmolLM2-135M")
     caches = {
         "Int8Cache": (Int8Cache, 8, small.head_dim, 4),

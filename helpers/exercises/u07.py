@@ -314,6 +314,12 @@ def two_prompts(function):
     )
     require(13 in after, "the turns that stay are missing; the two oldest of three leave, and the last one stays.")
     require(after == [1, 2, 3, 4, 6, 13, 14], f"the turn after has to be [1, 2, 3, 4, 6, 13, 14]; it is {after}.")
+    _, after = call(function, *given, 1)
+    require(
+        _flat(after) == [1, 2, 3, 4, 6, 12, 13, 14],
+        f"with gone = 1 the oldest turn alone leaves, and the turn after has to be [1, 2, 3, 4, 6, 12, 13, 14]; it is "
+        f"{after}.",
+    )
     return "two prompts"
 
 

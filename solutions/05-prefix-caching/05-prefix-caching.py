@@ -986,7 +986,7 @@ from helpers import check
 check.grade("05.11", cascade)
 ### BEGIN HIDDEN TESTS
 draw = torch.Generator().manual_seed(1)
-shapes = [(3, 2, 2, 4), (1, 2, 7, 4), (1, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 4)]
+shapes = [(3, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 4)]
 parts = [torch.randn(shape, generator=draw) for shape in shapes]
 keys, values = (
     torch.cat((p.expand(3, -1, -1, -1), o), dim=2)

@@ -411,6 +411,7 @@ for model_shape, scheme, expect in (
     (llama, (4, 64, 4), 36_864),
     (llama, (3, 32, 4), 32_768),
     (small, (8, 64, 4), 12_240),
+    (get("Qwen3-4B"), (4, 32, 4), 46_080),
 ):
     counted = float(quantized_bytes_per_token(model_shape, *scheme))
     assert abs(counted - expect) < 0.5, f"bits, group, extra bytes {scheme}"

@@ -408,6 +408,8 @@ told = [[3, 4], [5], [6]]
 request, after = compaction([1], [2], [7], told, [9], [8], 2)
 assert list(request) == [1, 2, 7, 3, 4, 5, 6, 9], "the request"
 assert list(after) == [1, 2, 8, 6], "the turn after"
+_, after = compaction([1], [2], [7], [*told, [10]], [9], [8], 1)
+assert list(after) == [1, 2, 8, 5, 6, 10], "one turn leaves"
 ### END HIDDEN TESTS
 
 # %% [markdown]

@@ -21,13 +21,13 @@ def latency(sent, chunks):
 
 PHASES = """
 def phases(g, prompt, outputs, batch, flops_per_second, bytes_per_second):
+    weight_bytes_once, per_token = weight_bytes(g), kv_bytes(g, 1)
     prefill = batch * prefill_flops(g, prompt) / flops_per_second
     decode = 0.0
     for i in range(1, outputs):
         decode += (weight_bytes_once + batch * per_token * (prompt + i)) / bytes_per_second
     return prefill, decode
 """
-PHASES = "weight_bytes_once, per_token = weight_bytes(get('Llama-3.1-8B')), kv_bytes(get('Llama-3.1-8B'), 1)" + PHASES
 
 
 def changed(source: str, *pairs: tuple[str, str]) -> str:
@@ -171,6 +171,7 @@ WRONG = {
         (changed(PHASES, ("batch * prefill_flops", "2 * batch * prefill_flops")), "already counted"),
         (changed(PHASES, ("return prefill, decode", "return prefill + decode")), "two numbers"),
         (changed(PHASES, ("per_token * (", "per_tokens * (")), "NameError"),
+        (changed(PHASES, ("weight_bytes(g), kv_bytes(g, 1)", "15.0093e9, 131_072")), "have to be those of g"),
     ],
 }  # fmt: skip
 
@@ -198,10 +199,11 @@ RIGHT = {
         "        tokens = decoder.decode(tokens, cache).argmax(dim=-1)\n"
         "        yield tokens.item()",
         # The next step is launched before the token is handed over, so that a GPU works meanwhile.
+        "import numpy as np\n"
         "def generate(decoder, cache, prompt, count):\n"
         "    logits = decoder.prefill(prompt[None], cache)\n"
         "    for left in reversed(range(count)):\n"
-        "        token = int(logits.argmax())\n"
+        "        token = np.int64(logits.argmax())\n"
         "        if left:\n"
         "            logits = decoder.decode(torch.tensor([token]), cache)\n"
         "        yield token",

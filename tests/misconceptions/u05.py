@@ -93,6 +93,7 @@ WRONG = {
         (hit("next turn, prompts kept only", "G.history // 16 * 16"), "did not keep the answer"),
         (hit("next turn", "G.history // 16"), "that is blocks"),
         ('hits = {"next turn": 112}', "has no entry"),
+        ("hits = dict.fromkeys(hits, 0)", "is a guess"),
     ],
     "05.2": [
         (change("memory_gb", "each for itself", "(G.shared + G.own) * 131_072 / 1e9"), "That is one session"),
@@ -414,6 +415,24 @@ WRONG = {
             ),
             "has to have shape",
         ),
+        (
+            cascade(
+                "together = q.transpose(0, 1).reshape(1, group, batch * kv_heads, head_dim)",
+                "out, lse = attend(together, prefix_k, prefix_v)",
+                "out = out.view(group, batch, kv_heads, head_dim).transpose(0, 1)",
+                "lse = lse.view(group, batch, kv_heads).transpose(0, 1)",
+                "return merge(out, lse, *attend(q, k, v))",
+            ),
+            "RuntimeError",
+        ),
+        (
+            cascade(
+                "scores = torch.from_numpy(q.numpy() @ prefix_k.mT.numpy()) * head_dim**-0.5",
+                "out = torch.from_numpy(scores.softmax(-1).numpy() @ prefix_v.numpy())",
+                "return merge(out, scores.logsumexp(-1), *attend(q, k, v))",
+            ),
+            "stay in torch",
+        ),
     ],
 }
 
@@ -430,6 +449,7 @@ RIGHT = {
     "05.4": [
         "money = {key: round(value, 3) for key, value in money.items()}",
         "money = {key: round(value, 2) for key, value in reversed(money.items())}",
+        "from decimal import Decimal\nmoney = {key: Decimal(f'{value:.2f}') for key, value in money.items()}",
         "money = {key: torch.tensor(value, dtype=torch.float64) for key, value in money.items()}",
     ],
     "05.5": [

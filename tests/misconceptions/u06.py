@@ -146,6 +146,10 @@ WRONG = {
         (count("2 * g.layers * g.q_heads * g.head_dim * (bits / 8 + extra_bytes / group)"), "query heads"),
         (count(f"{ALL} * bits / 8 + extra_bytes"), "counted the extra bytes once"),
         (count("2 * g.kv_heads * g.head_dim * (bits / 8 + extra_bytes / group)"), "one layer"),
+        (
+            count("2 * g.layers * g.kv_heads * (g.hidden // g.q_heads) * (bits / 8 + extra_bytes / group)"),
+            "a number of its own",
+        ),
     ],
     "06.8": [
         ("fp8_gain = {2_048: 100.0, 32_768: 100.0}", "left the weights out"),

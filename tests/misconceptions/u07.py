@@ -142,6 +142,7 @@ WRONG = {
         (after("system + tools + new_summary + sum(turns[:gone], [])"), "turns that left"),
         (after("system + tools + sum(turns[gone:], []) + new_summary"), "behind the turns"),
         (after("system + tools + sum(turns[gone:], [])"), "new summary is missing"),
+        (after("system + tools + new_summary + turns[-1]"), "the oldest turn alone leaves"),
         (
             prompts(
                 "for turn in turns:", "    summary += turn", f"return system + tools + summary + instruction, {AFTER}"

@@ -114,6 +114,7 @@ WRONG = {
         (decode("t - f / (n - 1)"), "one token too few"),
         (decode("t * n - f"), "divide by its tokens"),
         (decode("(t * n - f) / (n - 1)"), "as unit 01 does"),
+        (decode("[40.0, 19.0, 27.0]"), "has shape [3]"),
     ],
     "08.6": [
         (diagnose('return "the cache grows"'), "is taken for 'the cache grows'"),
@@ -126,6 +127,7 @@ WRONG = {
         (diagnose(COLUMNS, GROWTH, DECODE, MISSES, FIXED, BATCH, SHARE, 'return "the cache grows"'), "taken for"),
         (diagnose('return "gremlins"'), "none of the six causes"),
         (diagnose("return 3"), "returned int"),
+        ("turn = iter([*CAUSES] * 99)\n" + diagnose("return next(turn)"), "traces are right"),
     ],
     "08.7": [
         (stacked(tokens="service.context"), "You left the batch out"),
@@ -137,6 +139,7 @@ WRONG = {
         (stacked(weights="min([1.0, *(x.weights * x.cache for x in chosen)])"), "cache's factor too"),
         (stacked(cache="1.0"), "changes nothing"),
         (stacked(result="1e3 * service.tpot_seconds(chosen)"), "no attribute 'tpot_seconds'"),
+        (stacked(tokens="31 * (held - shared) + shared"), "take all five"),
     ],
     "08.8": [
         (plan("a window of 4,096 behind the system prompt", "int4 cache, keys per channel", *FOUR[::2]),
@@ -163,6 +166,7 @@ RIGHT = {
     "08.6": [
         diagnose(COLUMNS, GROWTH, DECODE, FIXED.replace("growth(decode) < 0.2", "growth(c['tpot_ms']) < 0.2"), MISSES,
                  BATCH, SHARE, GROWS, WINDOWS, UNSPLIT),
+        "told = diagnose\n" + diagnose("return f' {told(trace).title()}'"),
     ],
     "08.7": [stacked(shared="max([0, *(min(held, x.shared) for x in chosen)])")],
     "08.8": [plan(*reversed(FOUR)), f"plan = tuple({FOUR!r})"],
