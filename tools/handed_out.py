@@ -31,11 +31,15 @@ class HandedOut:
 
     @classmethod
     def search(cls, folder: Path, submissions: list[Submission]) -> "HandedOut | None":
-        """The variants under `folder` that the submissions' marks tell of, if they tell of one place."""
-        marks = {mark for s in submissions if s.path for mark in marks_in(s.path)}
-        records = [cls(path.parents[1]) for path in sorted(folder.glob("*/keys/record.json"))] if marks else []
-        known = [record for record in records if marks & set(record.variants)]
-        return known[0] if len(known) == 1 else None
+        """The variants under `folder` whose marks most submissions of their units carry: one notebook with an old
+        mark decides nothing for the others."""
+        found = [(s.unit.name, marks_in(s.path)) for s in submissions if s.path]
+        records = folder.glob("*/keys/record.json") if any(marks for _, marks in found) else []
+        for record in (cls(path.parents[1]) for path in sorted(records)):
+            of_its_units = [not marks.isdisjoint(record.variants) for name, marks in found if name in record._names()]
+            if 2 * sum(of_its_units) > len(of_its_units):
+                return record
+        return None
 
     def unit(self, mark: str, name: str) -> Unit:
         """The unit `name` as the variant `mark` has it: its reference, and what was released."""

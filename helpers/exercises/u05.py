@@ -482,6 +482,13 @@ def make_own(function):
         pool.make_own(twin) == [],
         "the last block is full: the next token goes into a new one, so there is nothing to copy.",
     )
+    pool = Yours(4, 3)
+    full = pool.open([5, 6, 7], b"A")
+    pool.extend(full, [5, 6, 7])
+    require(
+        pool.make_own(pool.fork(full)) == [],
+        "three tokens fill a block of three, and nothing is to be copied: how many fill one says `pool.block_size`.",
+    )
     pool, _ = _opened(Yours, [5, 6])
     unnamed = pool.open([5, 6], b"A")  # its last token is computed, so it fills a block of its own
     pool.extend(unnamed, [5, 6])

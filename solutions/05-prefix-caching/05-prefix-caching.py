@@ -546,6 +546,10 @@ assert first.table[1] == old and twin.table == [first.table[0], new] and old != 
     "only the writer moves"
 )
 assert pool.references[old] == 1 and pool.references[new] == 1, "one user each"
+pool = BlockManager(2, 3)
+full = pool.open([1, 2, 3])
+pool.extend(full, [1, 2, 3])
+assert list(make_own(pool, pool.fork(full))) == [], "a full block of three"
 ### END HIDDEN TESTS
 
 # %% [markdown]

@@ -256,6 +256,10 @@ WRONG = {
     "05.9": [
         (own("return []"), "overwrite each other"),
         (
+            own(SHARED.replace("pool.block_size", "2"), "    return []", *MOVED, "return [(old, new)]"),
+            "pool.block_size",
+        ),
+        (
             own(
                 SHARED,
                 "    return []",

@@ -90,7 +90,9 @@ def test_each_learner_is_graded_on_their_own_and_who_hands_in_anothers_is_named(
     assert grades["ben"]["note"] == "its notebook is of another variant: that of anna"
     assert grades["carl"]["note"] == "no variant was made for carl: that of anna"
     assert grades["dora"]["note"] == "no variant was made for dora"
-    shutil.rmtree(folder)
-    shutil.rmtree(given_in / "dora")
+    for student in ("ben", "carl"):  # one mark among two notebooks makes no class of a variant
+        shutil.rmtree(given_in / student)
     assert autograde.main([str(given_in), "--csv", str(tmp_path / "grades.csv"), "--unsandboxed"], root) == 1
-    assert "grade with --variant" in rows(tmp_path / "grades.csv")["anna"]["note"]
+    grades = rows(tmp_path / "grades.csv")
+    assert "grade with --variant" in grades["anna"]["note"]
+    assert grades["dora"]["status"] == "graded"
