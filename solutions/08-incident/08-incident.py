@@ -121,7 +121,7 @@ for given, right in [
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# Beside its ✓ the test says how many sessions the report's line stands for, with 8 KV heads or with MHA, if reading
+# Once it passes, the test says how many sessions the report's line stands for, with 8 KV heads or with MHA, if reading
 # is all that a step does. One session is out: alone, the real model would go from 40 to 42.7 ms. Either batch has the
 # same bytes at 30,000 tokens, 309e9 of cache beside 141.1e9 of weights (input embedding included). They have to be
 # *in memory*, and 3.73e12 bytes a second have to come out of it. Data sheets:
