@@ -31,9 +31,11 @@ class Judge:
         """`secret` is what the seeds of trials come from; the same one draws the same trials."""
         self.secret = secret or secrets.token_hex()
         self.names = {"__name__": HERE, "device": "cpu", "budget": "quick"}
+        self.used: set[str] = set()  # names that functions and classes of the set-up cells may look up
 
     def set_up(self, source: str) -> None:
         """Run a set-up cell of the release."""
+        self.used |= _names_in(source)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             exec(compile(MAGIC.sub("", source), "<set-up>", "exec"), self.names)
 
@@ -46,18 +48,21 @@ class Judge:
         check.trial_seeds = random.Random(f"{self.secret} {name}")
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-                missing = []
+                # Only what this test can come to use: what an earlier exercise was answered with is not its business.
+                used = self.used | _names_in(source)
+                missing = {}
                 for answer in answers:
                     self.names.pop(answer, None)
                     try:
-                        self.names[answer] = asked.value(answer)
-                    except NameError:
-                        missing.append(answer)
+                        if answer in used:
+                            self.names[answer] = asked.value(answer)
+                    except Exception as error:
+                        missing[answer] = error
                 score = self._run(name, source)
         except NoAnswer:
             raise
         except NameError as error:
-            return [failure("NameError", _undefined(error, missing))]
+            return [failure(*_undefined(error, missing))]
         except (Exception, SystemExit) as error:
             return [failure(*_told(error, _is_hidden(error, name, source)))]
         finally:
@@ -83,6 +88,10 @@ class Judge:
         return None
 
 
+def _names_in(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(MAGIC.sub("", source))) if isinstance(node, ast.Name)}
+
+
 def _checked(score, most: float) -> float | None:
     """`score` as nbgrader may read it; None for what it would take for full marks by mistake."""
     if isinstance(score, (int, float)) and not isinstance(score, bool) and math.isfinite(score) and 0 <= score <= most:
@@ -90,11 +99,14 @@ def _checked(score, most: float) -> float | None:
     return None
 
 
-def _undefined(error: NameError, missing: list[str]) -> str:
+def _undefined(error: NameError, missing: dict[str, Exception]) -> tuple[str, str]:
     name = getattr(error, "name", None)
-    if name in missing:
-        return f"`{name}` is not defined: the cell above the test has to define it under this name"
-    return str(error)
+    why = missing.get(name, error)
+    if why is error:
+        return "NameError", str(error)
+    if isinstance(why, NameError):
+        return "NameError", f"`{name}` is not defined: the cell above the test has to define it under this name"
+    return type(why).__name__, f"`{name}` is nothing that can be graded ({type(why).__name__}: {why})"
 
 
 def _is_hidden(error: BaseException, name: str, source: str) -> bool:

@@ -73,6 +73,13 @@ def test_what_ends_the_kernel_last_costs_nothing_and_before_it_a_human(grade, bu
     assert "killed the kernel" in result.problem and not result.exercises
 
 
+def test_what_cannot_be_told_of_one_answer_costs_no_other(grade, built):
+    untold = "import torch\nkv_bytes = torch.eye(2).to_sparse()"
+    result = grade(answered(built, RIGHT | {"answer-77-1": untold}))
+    assert [e.points for e in result.exercises] == [0, 3] and not result.problem
+    assert "`kv_bytes` is nothing that can be graded" in result.exercises[0].message
+
+
 def test_no_test_reaches_the_kernel_or_the_report(grade, built):
     """What a function can see of its caller, of the history and of its arguments does not come out."""
     spy = (

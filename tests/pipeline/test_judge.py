@@ -86,6 +86,18 @@ def test_an_undefined_answer_is_named():
     assert judged("assert x") == (0, "`x` is not defined: the cell above the test has to define it under this name")
 
 
+def test_an_answer_that_cannot_be_told_costs_its_own_exercise_alone():
+    sparse = RuntimeError("reshape is not implemented for sparse tensors")
+    assert judged("assert f == 1", x=sparse, f=1) == (3, "")
+    assert judged("assert indirect() == 1", "def indirect(): return f", x=sparse, f=1) == (3, "")
+    points, message = judged("assert x == 1", x=sparse, f=1)
+    assert points == 0 and message.startswith("`x` is nothing that can be graded (RuntimeError: reshape")
+
+
+def test_an_answer_that_does_not_come_back_while_it_is_told_is_asked_for_by_its_own_test_alone():
+    assert judged("assert f == 1", x=TookTooLong("late"), f=1) == (3, "")
+
+
 HIDDEN = "pass\n### BEGIN HIDDEN TESTS\n{}\n### END HIDDEN TESTS\n"
 
 
