@@ -40,7 +40,11 @@ def prepare(unit: str) -> None:
     lacking = missing()
     if lacking:
         print(f"Installing {', '.join(lacking)} …", flush=True)
-        install(lacking)
+        try:
+            install(lacking)
+        except CannotPrepare:
+            _forget()  # the cell, run again, would find the library and take the machine for ready
+            raise
     os.environ.setdefault("COURSE_HOME", str((DRIVE if DRIVE.parent.is_dir() else COURSE.parent) / ".course"))
     os.environ["COURSE_UNIT"] = unit
     loading.announce()
@@ -93,6 +97,13 @@ def unfit_gpu() -> str:
     if problem and "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         problem += ". Or choose another: Settings → Accelerator → GPU T4 x2, which starts a new machine"
     return problem and f"The GPU of this machine is not used: {problem}."
+
+
+def _forget() -> None:
+    """Undo what the cell that fetches did to this Python, so that it begins anew."""
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != COURSE]
+    for name in [name for name in sys.modules if name.split(".")[0] == "helpers"]:
+        del sys.modules[name]
 
 
 def _plain(name: str) -> str:

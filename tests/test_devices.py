@@ -316,6 +316,7 @@ def test_on_a_mac_what_other_programs_use_counts(monkeypatch):
     left = 16384 * 406_000
     assert devices.free_bytes(CPU) == left
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 20e9)
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 1e9)
     assert devices.free_bytes(torch.device("mps")) == left
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 18e9)
@@ -364,6 +365,36 @@ def test_last_level_caches_that_a_process_may_use_add_up(tmp_path):
 def test_free_memory_is_a_count_or_unknown():
     free = devices.free_bytes(CPU)
     assert free is None or free > 0
+
+
+def test_what_torch_keeps_of_a_gpus_memory_and_what_only_cycles_hold_counts_as_free(monkeypatch):
+    """A captured step that nothing needs any more is in a cycle; what it held, torch's allocator keeps for later."""
+    memory = {"used": 3, "kept": 0}
+
+    class Step:
+        def __init__(self):
+            self.again = self
+
+        def __del__(self):
+            memory.update(used=memory["used"] - 2, kept=memory["kept"] + 2)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 - memory["used"] - memory["kept"], 8))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.update(kept=0))
+    Step()
+    assert devices.free_bytes(torch.device("cuda")) == 7
+
+
+def test_a_gpu_named_by_its_number_becomes_the_current_one(monkeypatch):
+    """Triton launches on the current device, whichever device its tensors are on."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices.driver, "problem", lambda: "")
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert devices.pick("cuda") == torch.device("cuda") and not chosen
+    assert devices.pick("cuda:1") == torch.device("cuda", 1) and chosen == [torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match="no 'cuda:2' here: this machine has 2"):
+        devices.pick("cuda:2")
 
 
 def test_the_load_of_the_cpu_does_not_make_a_gpus_card_busy(monkeypatch):

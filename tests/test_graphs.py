@@ -1,6 +1,7 @@
 """Graphs without a GPU: what may be captured, and that capturing and replaying go in the right order."""
 
 import contextlib
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +106,7 @@ class PretendCuda:
     """Just enough of torch.cuda to see the order of events; capturing records the function, replaying runs it."""
 
     def __init__(self):
-        self.log, self._captures = [], []
+        self.log, self.streams = [], 0
 
     class _Stream:
         def __init__(self, cuda, name):
@@ -135,7 +136,11 @@ class PretendCuda:
             self.cuda.log.append("replay")
 
     def Stream(self):
+        self.streams += 1
         return self._Stream(self, "side")
+
+    def current_device(self):
+        return 0
 
     def current_stream(self):
         return self._Stream(self, "main")
@@ -157,8 +162,9 @@ class PretendCuda:
         self.log.append(f"off {stream.name}")
 
     @contextlib.contextmanager
-    def graph(self, graph):
-        self.log.append("capture")
+    def graph(self, graph, stream):
+        assert not gc.isenabled(), "an older graph, destroyed now, would spoil the capture"
+        self.log.append(f"capture on {stream.name}")
         yield
         self.log.append("captured")
 
@@ -167,7 +173,10 @@ def test_warm_up_on_a_side_stream_then_capture_then_replay_between_events():
     cuda = PretendCuda()
     graph = graphs.Graph(lambda: cuda.log.append("launch"), cuda)
     warm_up = ["side waits for main", "on side", *["launch"] * graphs.WARM_UP_CALLS, "off side", "main waits for side"]
-    assert cuda.log == [*warm_up, "capture", "launch", "captured"]
+    assert cuda.log == [*warm_up, "capture on side", "launch", "captured"]
+    cuda.log.clear()
+    graphs.Graph(lambda: None, cuda)
+    assert cuda.streams == 1, "cuBLAS keeps a workspace for every stream that there ever was"
     cuda.log.clear()
     assert graph.elapsed_seconds() == 12e-3
     assert cuda.log == ["busy", "event", "replay", "event", "synchronize"]
@@ -175,7 +184,7 @@ def test_warm_up_on_a_side_stream_then_capture_then_replay_between_events():
 
 def test_what_cannot_be_captured_is_timed_as_it_is(capsys):
     class Refusing(PretendCuda):
-        def graph(self, graph):
+        def graph(self, graph, stream):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     def step():
@@ -204,7 +213,7 @@ def test_capturing_leaves_the_cache_as_it_was(decoder):
         step(torch.tensor([1, 2]))
 
 
-def test_what_waits_is_found_before_it_is_captured(decoder, capsys):
+def test_what_waits_is_found_before_it_is_captured(decoder, capsys, monkeypatch):
     asking = torch.ones(3)
     assert any("item" in name or "scalar" in name for name in graphs.waits(lambda: asking.sum().item()))
     assert graphs.waits(decode_step(decoder, StaticCache(TINY, 64, backend="reference"))) == []
@@ -215,6 +224,8 @@ def test_what_waits_is_found_before_it_is_captured(decoder, capsys):
         quantised.rewind(4)
         return decoder.decode(torch.zeros(1, dtype=torch.long), quantised)
 
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    assert graphs.waits(lambda: torch.cuda.synchronize()) == ["torch.cuda.synchronize waits for the device"]
     assert graphs.waits(step) == []  # it asks whether all is finite, but not while it is captured
     cuda = PretendCuda()
     waiting = asking.sum().item

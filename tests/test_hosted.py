@@ -136,6 +136,37 @@ def test_what_cannot_be_fetched_is_said(tmp_path):
     assert "Turn on internet" in done.stderr and "ModuleNotFoundError" not in done.stderr
 
 
+# The cell in a Python to which pip gives nothing, and again once it does.
+TURNED_ON = """
+from types import SimpleNamespace
+sys.modules["torch"] = SimpleNamespace(
+    cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(cuda="13.0")
+)
+cell = next(c for c in json.load(open(sys.argv[1]))["cells"] if c["id"].endswith("-fetch"))
+import importlib.metadata, subprocess
+plain, asked = importlib.metadata.distributions, []
+importlib.metadata.distributions = lambda: [d for d in plain() if d.metadata["Name"] != "gguf"]
+def run(command, **options):
+    asked.append(command[-1])
+    return SimpleNamespace(returncode=len(asked) == 1, stderr="no network")
+subprocess.run = run
+for turn in range(2):
+    try:
+        exec("".join(cell["source"]), {"__name__": "__main__"})
+    except RuntimeError as error:
+        print(error)
+print(len(asked), asked[1][:4])
+"""
+
+
+def test_a_cell_that_could_not_install_tries_again(origin, tmp_path):
+    """It says "Then run this cell again"; by then the library itself is there."""
+    done = elsewhere(tmp_path, TURNED_ON, notebook_of(origin, tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("Turn on internet") == done.stdout.count("Ready. ") == 1
+    assert done.stdout.splitlines()[-1] == "2 gguf"
+
+
 def test_at_home_the_cell_does_nothing(monkeypatch):
     before = dict(os.environ), list(sys.path)
     monkeypatch.setattr(hosted, "prepare", lambda unit: pytest.fail("prepared at home"))

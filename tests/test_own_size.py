@@ -56,11 +56,23 @@ def test_what_is_chosen_is_said_and_in_the_type_that_the_gpu_has(monkeypatch, ca
     assert capsys.readouterr().out.strip() == said
 
 
+def test_where_another_program_was_quicker_a_sentence_says_so(monkeypatch, capsys):
+    def refused(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 14.9e9)
+    monkeypatch.setattr(kernels, "half", lambda device: torch.float16)
+    monkeypatch.setattr(own_size, "Decoder", refused)
+    assert own_size.make(torch.device("cuda"), "full") == (None, None, None)
+    assert "has gone to somebody else. Run this cell again" in capsys.readouterr().out.splitlines()[1]
+
+
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_elsewhere_one_sentence_says_what_a_gpu_would_do(device, capsys):
-    assert own_size.choose(torch.device(device)) is None
+    assert own_size.make(torch.device(device)) == (None, None, None)
     said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "where 65 GB are free, and smaller models from 8.1 GB on" in said
+    assert said.count("\n") == 1 and "Llama-3.2-1B in 16 bits where 8.1 GB are free" in said
+    assert 'at budget = "full", up to Llama-3.1-8B with 8 sequences of 32,768 tokens, which takes 65;' in said
 
 
 # layers, hidden, query heads, head_dim, MLP; 8 KV heads and 128,256 tokens all.

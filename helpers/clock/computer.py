@@ -1,5 +1,6 @@
 """What the operating system says about this computer: processor, memory, caches, power."""
 
+import gc
 import os
 import platform
 import re
@@ -26,12 +27,17 @@ def cpu_name() -> str:
 def free_bytes(device: torch.device) -> int | None:
     """Memory that can still be allocated on `device`, as far as the system says; None when it does not.
 
-    Where a GPU shares the computer's memory, so do all other programs.
+    Where a GPU shares the computer's memory, so do all other programs. What torch keeps of a GPU's memory for later,
+    and what only cycles still hold (captured steps and their caches), is given back first: neither counts as free.
     """
+    if device.type != "cpu":
+        gc.collect()
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     limits = []
     if device.type == "mps":
+        torch.mps.empty_cache()
         limits.append(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     if platform.system() == "Darwin":
         limits.append(_available(asked("vm_stat")))

@@ -67,7 +67,8 @@ _said: set[str] = set()
 def pick(name: str = "auto") -> torch.device:
     """The device to run on: "auto" takes CUDA, else MPS, else the CPU; any other name is taken literally.
 
-    Where a GPU is there that torch cannot use, "auto" says why, once, and takes the CPU.
+    Where a GPU is there that torch cannot use, "auto" says why, once, and takes the CPU. A GPU named by its number
+    becomes the current one: Triton launches there, and streams, events and graphs are made there.
 
     Raises ValueError when the named device is not there, saying what is.
     """
@@ -89,8 +90,10 @@ def pick(name: str = "auto") -> torch.device:
     if device is None or device.type not in there:
         why = f" ({idle})" if idle and str(name).startswith("cuda") else ""
         raise ValueError(f"there is no device {name!r} here{why}; use one of: auto, {', '.join(there)}")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(f"there is no {name!r} here: this machine has {count} CUDA device(s)")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            raise ValueError(f"there is no {name!r} here: this machine has {count} CUDA device(s)")
+        torch.cuda.set_device(device)
     return device
 
 

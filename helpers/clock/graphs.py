@@ -7,12 +7,14 @@ device to learn a number (`.item()`, a mask turned into indices).
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.caches import StaticCache
+from helpers.clock.timing import no_garbage_collection
 from helpers.kernels import as_captured
 
 SUBMITTING_CYCLES = (
@@ -36,15 +38,18 @@ class Graph:
 
     def __init__(self, function: Callable, cuda=torch.cuda):
         self._cuda = cuda
-        # Warm-up on a stream of its own: what the first calls allocate must not belong to the stream that captures.
-        side = cuda.Stream()
+        # Not on the stream that everything else runs on, which cannot be captured; what the first calls allocate is
+        # then there when the capture needs it.
+        side = _side_stream(cuda, cuda.current_device())
         side.wait_stream(cuda.current_stream())
         with cuda.stream(side):
             for _ in range(WARM_UP_CALLS):
                 function()
         cuda.current_stream().wait_stream(side)
         self._graph = cuda.CUDAGraph()
-        with cuda.graph(self._graph):
+        # An older graph that dies meanwhile would spoil the capture, and the allocator with it; torch collects none
+        # beforehand since 2.9 (pytorch/pytorch, pull request 161037).
+        with no_garbage_collection(), cuda.graph(self._graph, stream=side):
             self.output = function()
         self._start, self._end = (cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -65,6 +70,13 @@ class Graph:
         self._end.record()
         self._end.synchronize()
         return self._start.elapsed_time(self._end) / 1e3
+
+
+@functools.cache
+def _side_stream(cuda, device: int):
+    """One for all graphs on a device: torch may keep a workspace of cuBLAS for every stream that ever multiplied, of
+    8 MiB, on Hopper 32 (docs.pytorch.org, CUDA semantics, "cuBLAS workspaces")."""
+    return cuda.Stream()
 
 
 def captured(function: Callable, cuda=torch.cuda) -> Callable:
@@ -165,8 +177,13 @@ class Prepared:
 def waits(step: Callable) -> list[str]:
     """Operations of `step`, at its second call, for which the CPU waits for the device or copies from or to it."""
     step()  # the first may prepare something
+    synchronize = torch.cuda.synchronize
     with as_captured(), _Waits() as seen:
-        step()
+        torch.cuda.synchronize = lambda device=None: seen.found.append("torch.cuda.synchronize waits for the device")
+        try:
+            step()
+        finally:
+            torch.cuda.synchronize = synchronize
     return list(dict.fromkeys(seen.found))
 
 

@@ -4,14 +4,15 @@ A Llama in 16 bits as somebody would serve it, instead of the small model that r
 random: the time of a step does not depend on what they say.
 """
 
-import gc
 from typing import NamedTuple
 
 import torch
 
 from helpers import kernels
+from helpers.caches import FullCache
 from helpers.clock import devices, sweeps
 from helpers.models import counts, geometry, sizing
+from helpers.models.decoder import Decoder
 from helpers.models.geometry import Geometry
 
 REPORTED = (1_000, 30_000)  # tokens of the bug report, between which a step takes three times as long
@@ -70,18 +71,31 @@ def fitting(free_bytes: float, budget: str = "quick", dtype: torch.dtype = torch
     return None
 
 
+def make(device: torch.device, budget: str = "quick") -> tuple[OwnSize, Decoder, FullCache] | tuple[None, None, None]:
+    """What `choose` takes, with its decoder, whose weights are random, and its empty cache; three times None where it
+    takes nothing, or where somebody else takes the memory meanwhile, which a sentence says."""
+    own = choose(device, budget)
+    if own is None:
+        return None, None, None
+    try:
+        decoder = Decoder(own.geometry, own.dtype, device)
+        return own, decoder, FullCache(own.geometry, own.capacity, own.batch, own.dtype, device)
+    except torch.OutOfMemoryError:
+        print("Nothing is timed here: the memory that was free has gone to somebody else. Run this cell again later.")
+        return None, None, None
+
+
 def choose(device: torch.device, budget: str = "quick") -> OwnSize | None:
     """What to time on `device`, or None where it is no CUDA device or has no room; a sentence says which."""
     largest, *_, least = all_sizes()
     if device.type != "cuda":
         print(
-            f"On a CUDA GPU, the next cells would time {largest.geometry.name} in 16 bits with {largest.batch} "
-            f"sequences of up to {largest.contexts[-1]:,} tokens where {largest.free_bytes / 1e9:.0f} GB are free, and "
-            f"smaller models from {least.free_bytes / 1e9:.1f} GB on; here they do nothing."
+            f"On a CUDA GPU the next cells would time {least.geometry.name} in 16 bits where "
+            f'{least.free_bytes / 1e9:.1f} GB are free and, at budget = "full", up to {largest.geometry.name} with '
+            f"{largest.batch} sequences of {largest.contexts[-1]:,} tokens, which takes {largest.free_bytes / 1e9:.0f}"
+            "; here they do nothing."
         )
         return None
-    gc.collect()  # captured steps, and the caches that they hold, are in cycles
-    torch.cuda.empty_cache()
     free = devices.free_bytes(device)
     found = fitting(free, budget, kernels.half(device))
     if found is None:

@@ -243,7 +243,7 @@ def device_lock(device: torch.device | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a sample would be charged to the step."""
     was_on = gc.isenabled()
     gc.disable()
@@ -367,7 +367,7 @@ class Clock:
         partial = False
         bar = Progress(label, budget_seconds, progress)
         try:
-            with self._lock(self.device), _no_garbage_collection():
+            with self._lock(self.device), no_garbage_collection():
                 calls = {}
                 for k, s in steps.items():
                     calls[k] = 1 if warm else self._warm_up(s, 0.25 * budget_seconds / len(steps))
@@ -414,7 +414,7 @@ class Clock:
         partial = False
         bar = Progress(label, budget_seconds, progress)
         try:
-            with self._lock(self.device), _no_garbage_collection():
+            with self._lock(self.device), no_garbage_collection():
                 calls = max(self._warm_up(step, 0.125 * budget_seconds) for step in (a, b))
                 start, coin = self.now(), random.Random(seed)
                 while len(ratios) < min_pairs or self.now() - start < budget_seconds:

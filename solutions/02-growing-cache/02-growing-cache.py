@@ -762,10 +762,7 @@ from helpers.clock import own_size
 
 if spot.type == "cuda":  # let go of what holds memory
     model = largest = some = cache = llama = own_engine = None
-own = own_size.choose(spot, budget)
-if own:
-    llama = Decoder(own.geometry, own.dtype, spot)
-    cache = FullCache(own.geometry, own.capacity, own.batch, own.dtype, spot)
+own, llama, cache = own_size.make(spot, budget)  # a decoder and its cache, or nothing
 
 # %% [markdown]
 # Your formula again, with this device's bandwidth of today. The overhead is its launches, measured above for the layers

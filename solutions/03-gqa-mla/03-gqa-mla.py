@@ -534,7 +534,7 @@ if spot.type == "cuda":
     half = kernels.half(spot)  # float16 where the GPU has no bfloat16
     if str(half).removeprefix("torch.") in card.matmul_flops_per_second:
         dtype = half
-    if torch.cuda.mem_get_info(spot)[0] > 24e9:  # 4 layers take 17 GB, one 6
+    if devices.free_bytes(spot) > 24e9:  # 4 layers take 17 GB, one 6
         size = dict(layers=1 if budget == "quick" else 4, hidden=4096, q_heads=32)
         size |= dict(head_dim=128, intermediate=11008)
         contexts = [16, 8192, 16384, 32768]

@@ -410,6 +410,7 @@ def install(chip: Chip) -> Machine:
         is_available=lambda: True,
         is_initialized=lambda: True,
         device_count=lambda: 1,
+        current_device=lambda: 0,
         get_device_capability=lambda device=None: chip.capability,
         get_device_name=lambda device=None: chip.name,
         get_device_properties=lambda device=None: types.SimpleNamespace(
