@@ -129,7 +129,10 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
                 said = function(*answers, **given)
             failed = [failure for failure in _parts if failure]
             if failed and len(failed) < len(_parts) and points is not None and _one_for_all(answers):
-                raise Wrong("one number for all of them is a guess: some are that by chance, and none counts.")
+                raise Wrong(
+                    "the same number in all places earns nothing: where it is right, that may be chance. Look at each "
+                    "by itself."
+                )
             if failed and (points is None or len(failed) == len(_parts)):
                 raise _whole(failed) if points else next((f for f in failed if isinstance(f, Wrong)), failed[0])
     except NotAnswered as failure:

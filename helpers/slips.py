@@ -2,6 +2,7 @@
 
 import math
 import re
+from decimal import Decimal
 
 # What 1,000 and 1,024 are mistaken for, by what the answer counts: (unit, of 1,024, [of 1e3, of 1e6, of 1e9, of 1e12]).
 _KINDS = [
@@ -119,22 +120,31 @@ def diagnose(answer: float, expect: float, rel: float = 1e-3, unit: str = "") ->
     if not unit.startswith("$"):
         ratios = [(ratio, cause) for ratio, cause, units in _RATIOS if re.match(units, unit)] + _unit_ratios(unit)
     away = {ratio: abs(log_ratio - math.log(ratio)) for ratio, _ in ratios}
-    met = [(ratio, cause) for ratio, cause in ratios if away[ratio] <= _within(ratio, rel)]
+    met = [(ratio, cause) for ratio, cause in ratios if away[ratio] <= _within(ratio, rel, answer)]
     if met:
         return min(met, key=lambda pair: away[pair[0]])[1]
     return f"it is too {'high' if (log_ratio > 0) == (expect > 0) else 'low'}, by {_vague(abs(log_ratio))}"
 
 
-def _within(ratio: float, rel: float) -> float:
-    """How near, as a logarithm, an answer has to come to a known `ratio`.
+def _within(ratio: float, rel: float, answer: float) -> float:
+    """How near, as a logarithm, `answer` has to come to a known `ratio`.
 
     However roughly the answer itself may be given, 1.024, 1,024 and their powers are only named when they are really
-    met: with 1 % of each, half of all near misses would be called one, and a thousand be called 1,024.
+    met: with 1 % of each, half of all near misses would be called one, and a thousand be called 1,024. Of 1.024, which
+    a near miss is by chance, that is to 0.1 %, or as far as the digits of the answer go.
     """
     gap = abs(math.log(ratio))
-    if any(math.isclose(gap, power * math.log(base)) for base in (1.024, 1024) for power in (1, 2, 3)):
+    if any(math.isclose(gap, power * math.log(1024)) for power in (1, 2, 3)):
         return 3e-3
+    if any(math.isclose(gap, power * math.log(1.024)) for power in (1, 2, 3)):
+        return min(max(1e-3, _rounding(answer)), 3e-3)
     return min(max(rel, 2e-3), gap / 6)
+
+
+def _rounding(answer: float) -> float:
+    """What rounding to the digits that `answer` has may have cost, as a share of it; 0 where two digits are all."""
+    digits = Decimal(repr(answer)).normalize().as_tuple().digits
+    return 0.5 / int("".join(map(str, digits))) if len(digits) > 2 else 0.0
 
 
 def _vague(log_ratio: float) -> str:

@@ -99,7 +99,8 @@ def test_gain_of_fp8_on_the_l4():
     rows = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
     gains = [100 * (row["fp8"] / row["bf16"] - 1) for row in rows]
     bytes_say = [100 * ((8.0445e9 + r["ctx"] * 147_456) / (8.0445e9 + r["ctx"] * 73_728) - 1) for r in rows]
-    says("Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %.")
+    says("Bytes give the ceiling, your 06.8; vLLM measured 1.0 to 20.6 %.")
+    PROSE.hides("23.1")
     assert [round(x, 1) for x in (bytes_say[0], bytes_say[-1], gains[0], gains[-1])] == [1.8, 23.1, 1.0, 20.6]
     lines = {kind: np.polyfit([r["ctx"] for r in rows], [1e3 / r[kind] for r in rows], 1) for kind in ("bf16", "fp8")}
     (slope, intercept), (fp8_slope, fp8_intercept) = lines["bf16"], lines["fp8"]
@@ -119,8 +120,8 @@ def test_instructions_per_byte_of_an_h200():
     says("its top of 1.98 GHz would make it 7.0")
     assert round(132 * 128 * 1.755e9 / 4.8e12, 1) == 6.2 and round(132 * 128 * 1.98e9 / 4.8e12, 1) == 7.0
     assert data.device("H200 SXM")["bandwidth_GBps"] == 4_800
-    says("So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised")
-    assert round(2 * 6.2 / 7.7, 1) == 1.6 and round(2 * 7.0 / 7.7, 1) == 1.8 and round(16 / 4.5, 1) == 3.6
+    says("no more than the second of your numbers (at the top clock an eighth more), where bytes promise the first")
+    assert round(1.98 / 1.755 - 1, 3) == 0.128 and 2 * 7.0 / 7.7 < 16 / 4.5
 
 
 def test_instructions_of_int4_kernels():

@@ -338,7 +338,7 @@ def the_plan(plan):
         raise Wrong(f"This plan keeps the limits and reaches {taken:.1f} ms; another one is faster.{why}")
     return (
         f"{1e3 * service.tpot_seconds():.0f} → {1e3 * lowest:.0f} ms, and no other four within the limits do better. "
-        "They leave the wait before a turn long; the one lever that removes it buys nothing here: TPOT was what the "
+        "They leave the wait before a turn long: the one lever that removes it takes nothing off TPOT, which the "
         "report was about."
     )
 

@@ -777,7 +777,7 @@ for row, size, guess, seen in zip(rows, step_bytes, guesses, published, strict=T
     )
 
 # %% [markdown]
-# Another model, with a wider MLP (the matrices behind attention in each layer), a quarter of the KV heads and four
+# Another model, with a wider MLP (the matrices that follow attention in each layer), a quarter of the KV heads and four
 # times the vocabulary: 1 % off. One number for the machine and one for the model are enough. That is the invariant of
 # this course: **a decode step takes as long as the bytes it must stream.** So far those bytes were almost all
 # weights. Unit 02 adds the part that grows.

@@ -743,7 +743,7 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 # milliseconds go, if not into reading. That is where the capstone starts.
 #
 # **On several GPUs** (*tensor parallelism*), each GPU keeps a share of the heads and of every matrix, so each reads a
-# share of the bytes. After attention and again after the MLP (the matrices behind attention, most of a layer's
+# share of the bytes. After attention and again after the MLP (the matrices that follow attention, most of a layer's
 # weights), the GPUs must add up their partial results, an *all-reduce*: two a layer, 160 a step for 80 layers. Such a
 # sum is small, 16 kB per sequence for a hidden size of 8,192; at small batches it takes the time of a message,
 # whatever the bytes, and more GPUs do not make it shorter. Perhaps that is part of the price that gpt-fast shows on
@@ -754,8 +754,8 @@ assert abs(float(machine["H100s to hold it"]) - 6) < 1e-6, "it does not fit so"
 #
 # So far your own device ran a small model. On a CUDA GPU the next cells take the largest Llama whose 16-bit weights fit
 # beside the caches of 8 sessions of 32k tokens (at `budget = "quick"`, with 7 GB, of 4 sessions of 30k). They are filled
-# with random numbers, weights and caches alike. Eight sessions are fewer than your 31, and the model has fewer weights
-# than 70B: by which factor will its TPOT grow from 1,000 to 30,000 tokens?
+# with random numbers, weights and caches alike. Eight sessions are fewer than you found for the report, and the model has
+# fewer weights than 70B: by which factor will its TPOT grow from 1,000 to 30,000 tokens?
 
 # %%
 from helpers.clock import own_size
@@ -794,7 +794,7 @@ if own:
     print(f"predicted × {own_predicted[far] / own_predicted[near]:.2f}, reported × 3")
 
 # %% [markdown]
-# Line and points, where there are any:
+# The line and the points, where the cells above had a GPU to time:
 
 # %% jupyter={"source_hidden": true}
 if own:
@@ -807,7 +807,7 @@ if own:
 # %% [markdown]
 # For those without such a GPU, by the data sheets alone, with 1.7 µs assumed for a launch and 8 sessions: Llama-3.1-8B
 # goes from 5.3 ms at 1,000 tokens to 14.4 ms at 30,000 on an H100, × 2.7, and Llama-3.2-1B from 8.8 to 32.6 ms on a T4,
-# × 3.7. With few weights, a few caches do what 31 do to a 70B.
+# × 3.7. With few weights, a few caches do what the many of the report do to a 70B.
 #
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
 

@@ -124,8 +124,6 @@ assert abs(float(times_faster["Llama-3.1-8B"]) / 1.264 - 1) < 0.011, (
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# A cache sixteen times smaller, and the newer model gains a quarter: what shrinks is the cache, not the weights.
-#
 # Some models were trained with windows from the start. In gpt-oss-20b every second layer sees the last 128 tokens
 # only, and each query head has learned a number that takes part in its softmax and has no token behind it: a
 # **learned sink**. In Gemma-3-4b, five layers in a row see the last 1,024 tokens only, and then one sees all.
@@ -787,10 +785,9 @@ for ax, (title, values) in zip(panels, tables.items(), strict=True):
 # %% [markdown]
 # **The claim.** *StreamingLLM makes decoding 22.2 times faster.* Up to that, say its authors (README of
 # mit-han-lab/streaming-llm), against a sliding window that **recomputes** the keys and values of its window for every
-# token, because it keeps no sinks and so cannot reuse them. Against an ordinary full cache your 04.2 holds: 2.1 times
-# for Llama-2-7B at 32k (bytes only: it was trained on 4,096 positions), 1.26 times for Llama-3.1-8B, since the weights
-# stay. With 8 sessions in a batch, which share the weights and not the caches, the same cap gives Llama-3.1-8B 2.9
-# times. The plot shows batch 1.
+# token, because it keeps no sinks and so cannot reuse them. Against an ordinary full cache your 04.2 holds (of
+# Llama-2-7B in bytes only: it was trained on 4,096 positions), since the weights stay. With 8 sessions in a batch, which
+# share the weights and not the caches, the same cap gives Llama-3.1-8B 2.9 times. The plot shows batch 1.
 
 # %%
 x = [1_024, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072]
@@ -827,8 +824,8 @@ _ = ax.axhline(1, color=plots.GREY, linestyle=":")
 #   for the sinks, and ignored them in attention; since May 2026 the option is marked as deprecated and ignored there
 #   (NVIDIA/TensorRT-LLM#14275). A perplexity like yours would have shown it in a minute.
 # - *Some models bring it with them.* The learned sinks of gpt-oss do what your first token does, without a row of
-#   cache, and its windowed layers have stopped growing long before 32k: only 12 of 24 layers still grow. In Gemma-3-4b
-#   it is 5 of 34. There, only those are left to cap, and they are the layers that remember.
+#   cache, and its windowed layers have stopped growing long before 32k. Only the layers that still grow, those of your
+#   04.3, are left to cap, and they are the layers that remember.
 #
 # **Choosing by content.** StreamingLLM looks at positions only. H2O keeps the latest tokens and those that have collected
 # the most attention so far; SnapKV lets the last tokens of the prompt decide, once and for each head, what the answer will

@@ -820,7 +820,7 @@ _ = plots.prediction(
 )
 
 # %% [markdown]
-# Bytes give the ceiling, 1.8 to 23.1 %; vLLM measured 1.0 to 20.6 %. What is missing? Not conversion: a line through the
+# Bytes give the ceiling, your 06.8; vLLM measured 1.0 to 20.6 %. What is missing? Not conversion: a line through the
 # published points has half the slope with fp8 (50.7 % of bf16's), as its bytes say. fp8 has 0.24 ms more of intercept;
 # and if the intercept is all weights, these arrive at 242 GB/s where the cache arrives at 264, so that weights take a
 # larger share of the step than of its bytes. (The source rounds to 0.1 tokens per second.)
@@ -859,8 +859,8 @@ assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instruct
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# So a first int4 kernel gains 1.6 times at most (1.8 at the top clock) where 3.6 were promised. Even that is optimistic:
-# an SM of this GPU has 128 lanes for floating point and 64 for integers, which do the shifts and masks. A kernel that
+# So a first int4 kernel gains no more than the second of your numbers (at the top clock an eighth more), where bytes
+# promise the first. Even that is optimistic: an SM of this GPU has 128 lanes for floating point and 64 for integers, which do the shifts and masks. A kernel that
 # multiplies scores and weights by the scales, and not the keys and values, needs 4.4 instructions a number (counted in
 # the one of this course). And one that unpacks into memory first can gain less than nothing: Hugging Face's post on its
 # 4-bit cache speaks of "roughly an x2.5 memory saving" and of a speed that "starts to decrease with higher batch sizes".

@@ -264,14 +264,14 @@ for name, tokens in right.items():
 # What does a turn cost? A price list of early 2026 (Sonnet 4.6), dollars per million tokens: found
 # 0.30, written 3.75, output 15.00. In the same session every turn brings a question of 200 and an answer of 300.
 #
-# | the turn | its prompt | found |
+# | the turn | its prompt | tokens |
 # |---|---|---|
-# | nothing done, turn 60 | 32,700 | all but the question |
-# | truncated at 13,000: system, tools, 19 turns, question | 12,700 | system and tools |
+# | nothing done, turn 60 | system, tools, 59 turns, question | 32,700 |
+# | truncated at 13,000, oldest turn dropped | system, tools, 19 turns, question | 12,700 |
 #
-# Compacted, high mark 13,000 and low mark 8,000, the session goes round in a cycle: a request for a summary
-# (13,000 found, 100 written, output 500), one turn with a prompt of 7,700 of which 3,000 are found, and ten turns with
-# prompts of 8,200, 8,700, … 12,700, of which all but the question is found.
+# Compacted, high mark 13,000 and low mark 8,000, the session goes round in a cycle: a request for a summary of 13,000
+# tokens, the instruction of 100 behind them (output 500); one turn with a prompt of 7,700, the summary behind the tools;
+# and ten turns with prompts of 8,200, 8,700, … 12,700 to which nothing was done. Your 07.3 says what is found of each.
 #
 # (In 05.4 the last answer was written once more when it first came back in a prompt. Here, as in your own engine, it is
 # found: its blocks were kept.)
@@ -568,8 +568,8 @@ for ax in (left, right):
     ax.set_xticks(numbers[:: max(1, turns_said // 9)])
 
 # %% [markdown]
-# The truncated chat finds system prompt and tools, and computes the rest of its prompt anew, at each turn once the
-# limit is reached. *In steps* does so once in a while. So it is the hysteresis that keeps the cache, and not the
+# The truncated chat finds what your 07.3 found of a dropped turn, and computes the rest of its prompt anew, at each turn
+# once the limit is reached. *In steps* does so once in a while. So it is the hysteresis that keeps the cache, and not the
 # summary. What is the summary good for?
 #
 # The user told the chat six facts: a code, a day, a ticket, the name of a dog, where a sister lives, and a budget. Which ones does the
@@ -803,8 +803,8 @@ print(f"    {tokens * 0.30 / 1e6:.2f} USD found")
 #
 # The claim, *truncating the history saves money*: **false** where prompts are found and something is dropped at every
 # turn. That caps the tokens that are sent, and turns those that are found into those that are written, at twelve and a
-# half times the price. It is true beyond the length of your 07.4 (122,000 tokens there), where no cache is used, and,
-# by a little, in steps.
+# half times the price. It is true beyond the length of your 07.4, where no cache is used, and, by a little,
+# in steps.
 #
 # What to ship: a high mark below the longest session that TPOT allows, a low mark above the shortest that quality
 # allows, as far apart as that leaves room; the request for the summary on the session's own prefix; and parts in the

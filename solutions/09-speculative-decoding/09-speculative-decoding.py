@@ -177,11 +177,8 @@ earned = min(earned, 2 * sum(agree) / 4)
 check.share(earned, 2)
 
 # %% [markdown]
-# On a GPU, and by its data sheet, one session may guess hundreds of tokens for nothing. On a CPU, with few bits or
-# with many sessions the room is soon used up.
-#
-# **Exercise 09.3** (5 minutes). A step with guesses takes so many times as long as a plain one. From which α on
-# does it pay? (Two digits.)
+# **Exercise 09.3** (5 minutes). In each line a step with guesses takes a given number of times as long as a plain one.
+# From which α on does it pay? (Two digits.)
 
 # %% answer="09.3"
 breaks_even = {  # α at which a token takes as long as without guesses

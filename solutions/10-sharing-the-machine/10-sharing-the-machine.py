@@ -894,7 +894,7 @@ for row in data.measurement("chunk-size-vllm")["data"]:
     )
 
 # %% [markdown]
-# Longer prompts gain more, which the square in your 10.7 would do. But it is not all cache: in that fork each chunk also
+# Longer prompts gain more, as the square in your 10.7 would have it. But it is not all cache: in that fork each chunk also
 # unpacks the weights anew, and the products with them alone gained 13 to 15 %.
 #
 # *Published:* **Sarathi**, whose idea this is, puts the answers into the same pass as the chunk: their weights are
@@ -904,8 +904,8 @@ for row in data.measurement("chunk-size-vllm")["data"]:
 # the tail. The claim *chunked prefill makes serving faster* is therefore **half true**: it makes room under a latency
 # limit, and costs arithmetic nothing and bytes something.
 #
-# *Published:* **Flash-Decoding**. 16 query heads and 2 KV heads, an A100; as many tokens of cache in all, in many
-# sessions or in one, and in the last line twice as many. What would bytes alone take?
+# *Published:* **Flash-Decoding**. 16 query heads and 2 KV heads, an A100; always the same number of tokens of cache, in
+# many sessions or in one, and in the last line twice as many. What would bytes alone take?
 
 # %%
 a100 = data.device("A100-80GB SXM")["bandwidth_GBps"] * 1e9

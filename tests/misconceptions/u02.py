@@ -54,7 +54,7 @@ WRONG = {
         ("kv_bytes_of = {name: value * 8 for name, value in kv_bytes_of.items()}", "bits"),
         (six("G.f", "G.one"), "one layer"),
         (six("G.c", '"327680"'), "without quotes"),
-        ("kv_bytes_of = dict.fromkeys(kv_bytes_of, kv_bytes_of[G.d])", "is a guess"),
+        ("kv_bytes_of = dict.fromkeys(kv_bytes_of, kv_bytes_of[G.d])", "may be chance"),
         ("del kv_bytes_of[G.d]\nkv_bytes_of = kv_bytes_of", "has no entry"),
     ],
     "02.2": [

@@ -93,7 +93,7 @@ WRONG = {
         (hit("next turn, prompts kept only", "G.history // 16 * 16"), "did not keep the answer"),
         (hit("next turn", "G.history // 16"), "that is blocks"),
         ('hits = {"next turn": 112}', "has no entry"),
-        ("hits = dict.fromkeys(hits, 0)", "is a guess"),
+        ("hits = dict.fromkeys(hits, 0)", "may be chance"),
     ],
     "05.2": [
         (change("memory_gb", "each for itself", "(G.shared + G.own) * 131_072 / 1e9"), "That is one session"),
