@@ -5,10 +5,13 @@ python -m tools.course --budget quick 01 02
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
+import resource
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,22 +39,42 @@ def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / f"{unit.name}.ipynb"
     output.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "papermill", str(unit.solution), str(output), "--cwd", str(folder)]
-    command += ["-p", "budget", budget, "-p", "device", device, "--no-progress-bar", "--execution-timeout", "1800"]
-    home = str(unit.root / "build" / "executed" / ".course")
-    environment = os.environ | {"COURSE_HOME": home, "COURSE_UNATTENDED": "1"}
+    home = unit.root / "build" / "executed" / ".course"
+    environment = os.environ | {"COURSE_HOME": str(home), "COURSE_UNATTENDED": "1"}
     start = time.monotonic()
-    with open(folder / "papermill.log", "w+b") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
-        # wait4 gives this one run's peak memory, its kernel included, where getrusage would give the largest so far.
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        log.seek(0)
-        written = log.read().decode(errors="replace")
-    seconds = time.monotonic() - start
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    error = "" if process.returncode == 0 else _first_error(output) or written.strip()[-2000:] or "papermill failed"
-    return Run(unit.name, seconds, peak, error, _slowest(output))
+    try:
+        with ProcessPoolExecutor(1, _READY) as pool:
+            peak, error = pool.submit(
+                _execute, unit.solution, output, {"budget": budget, "device": device}, environment
+            ).result()
+    except BrokenProcessPool:
+        peak, error = 0, "the process that ran it was killed; was memory short?"
+    return Run(unit.name, time.monotonic() - start, peak, error and (_first_error(output) or error), _slowest(output))
+
+
+# A fresh process for each unit, from one that has papermill imported already: that takes it longer than to start.
+_READY = multiprocessing.get_context("forkserver")
+_READY.set_forkserver_preload(["papermill"])
+
+
+def _execute(solution: Path, output: Path, parameters: dict, environment: dict) -> tuple[int, str]:
+    """In a process of its own: (peak memory in bytes of the kernel and of this process, what went wrong)."""
+    import papermill
+
+    os.environ.clear()
+    os.environ.update(environment)
+    error = ""
+    with open(output.parent / "papermill.log", "wb", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            # Nothing of the course waits for its kernel to end by itself, which takes a second.
+            ends = {"execution_timeout": 1800, "shutdown_kernel": "immediate"}
+            papermill.execute_notebook(solution, output, parameters, cwd=output.parent, progress_bar=False, **ends)
+        except Exception as failed:  # whatever it is, the table has to name it
+            error = f"{type(failed).__name__}: {failed}"[-2000:]
+    used = max(resource.getrusage(whose).ru_maxrss for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return used * (1 if sys.platform == "darwin" else 1024), error
 
 
 def table(runs: list[Run]) -> str:

@@ -13,7 +13,7 @@ from helpers.models.decoder import Decoder
 from helpers.progress import Progress
 
 CONTEXTS = (16, 1024, 2048, 4096, 8192)
-SECONDS_PER_POINT = {"quick": 0.7, "full": 4.0}
+SECONDS_PER_POINT = {"quick": 0.5, "full": 4.0}
 BESIDE = "beside"
 # Caches of a sweep take at most this share of what is free: a read buffer and what captured steps need come on top.
 CACHE_SHARE = 0.7

@@ -60,7 +60,7 @@ def write_one_token():
 
 # %%
 both = {"prompt": read_the_prompt, "answer": write_one_token}
-timed = timing.Clock(where).sweep(both, 3.0, min_samples=5, label="both phases")
+timed = timing.Clock(where).sweep(both, 2.0, min_samples=4, label="both phases")
 per_token = [timed["prompt"].ms / 256, timed["answer"].ms]
 names = ["of a 256-token prompt", "of the answer"]
 title = f"What one token costs on this machine ({where.type})"
@@ -471,7 +471,7 @@ def prefill_step(count):
 
 
 # %%
-seconds = 6 if budget == "quick" else 30
+seconds = 5 if budget == "quick" else 30
 timed = clock.sweep(
     {n: prefill_step(n) for n in prompts}, seconds, min_samples=5, label="prefill"
 )

@@ -693,7 +693,7 @@ def second_turn(history, blocks=None):
 # %%
 ttft_steps = {("no hit", h): partial(second_turn, h) for h in histories}
 ttft_steps |= {("hit", h): partial(second_turn, h, warm) for h in histories}
-ttft = Clock(spot).sweep(ttft_steps, 4, min_samples=3, label="first tokens")
+ttft = Clock(spot).sweep(ttft_steps, 4, 3, label="first tokens", warm=True)
 
 
 def doubt(timings):
