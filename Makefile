@@ -47,6 +47,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@tools/setup.sh $(VENV) "$(PYTHON)" -- -e ".[home,test]"
 	@echo "Compiling the CPU kernels, once …"
 	@$(VENV)/bin/python -c "from helpers.kernels import cpu; cpu.warm_up()"
+	@$(VENV)/bin/python -m helpers.clock.small_batch
 	@touch $@
 
 # What few people need comes on top of it when they ask: "site" and "test-all" are extras of pyproject.toml.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers.kernels import Capabilities, KernelUnsupported, cpu_kernels, quantize, reference
+from helpers.kernels import Capabilities, KernelUnsupported, cpu_kernels, quantize, reference, small_batch
 from helpers.kernels.reference import decode_attention_latent, merge
 
 __all__ = [
@@ -29,11 +29,12 @@ __all__ = [
     "decode_attention_latent",
     "linear",
     "merge",
+    "multiply_few",
     "warm_up",
 ]
 
 CAPABILITIES = Capabilities(dtypes=(torch.float32,), bound_caches=True, bound_blocks=True, scales_per_channel=True)
-SMALL_BATCH = 8  # rows (sequences · tokens); with more, arithmetic is the limit, and torch's matmul is the better one
+SMALL_BATCH = small_batch.kept()  # rows; with more, arithmetic is the limit, and torch's matmul is the better one
 # Tokens whose keys are read, then their values. Long, for the sake of the hardware's prefetching, where one or two
 # passes (of four rows of queries) do; short where more passes want to find them in a core's cache.
 TILE, TILE_OF_MANY_ROWS, MANY_ROWS = 2048, 256, 8
@@ -59,9 +60,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     _check_matrix("weight", weight, x)
     if x.shape[0] > SMALL_BATCH:
         return F.linear(x, weight, bias)
+    y = multiply_few(x, weight)
+    return y if bias is None else y + bias
+
+
+def multiply_few(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`linear` by the compiled loops, up to `small_batch.MOST` rows, whatever SMALL_BATCH says; nothing is checked."""
     y = torch.empty(x.shape[0], weight.shape[0])
     cpu_kernels.linear(x.contiguous().numpy(), weight.numpy(), y.numpy(), _threads())
-    return y if bias is None else y + bias
+    return y
 
 
 def bind_norm_linear(norm: torch.Tensor, eps: float, weight: torch.Tensor) -> Callable:
