@@ -128,7 +128,7 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
             with _limit(CHECK_SECONDS):
                 said = function(*answers, **given)
             failed = [failure for failure in _parts if failure]
-            if failed and len(failed) < len(_parts) and points is not None and _one_for_all(answers):
+            if failed and len(failed) < len(_parts) and points is not None and _one_for_all(answers, len(failed)):
                 raise Wrong(
                     "the same number in all places earns nothing: where it is right, that may be chance. Look at each "
                     "by itself."
@@ -190,14 +190,18 @@ def near(answer, expect: float, *, rel: float = 0.0, absolute: float = 0.0) -> b
         return False
 
 
-def _one_for_all(answers: Iterable) -> bool:
-    """Whether every entry of the dictionaries among `answers` is one and the same number, to 1 %."""
-    entered = [value for answer in answers if isinstance(answer, dict) for value in answer.values()]
-    try:
-        values = [_plain(value, "it") for value in entered]
-    except CheckFailed:
+def _one_for_all(answers: Iterable, missed: int) -> bool:
+    """Whether all numbers in the dictionaries among `answers` are one and the same, to 1 %, and not all are right.
+
+    `missed` parts are not right. What is blank or no number hides no guess; twice the same number may be meant.
+    """
+    entered, values = [value for answer in answers if isinstance(answer, dict) for value in answer.values()], []
+    for value in entered:
+        with contextlib.suppress(CheckFailed):
+            values.append(_plain(value, "it"))
+    if len(values) < 3 or missed <= len(entered) - len(values):
         return False
-    return len(values) > 1 and max(values) - min(values) <= 0.01 * max(map(abs, values))
+    return max(values) - min(values) <= 0.01 * max(map(abs, values))
 
 
 def _whole(failed: list[CheckFailed]) -> CheckFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -231,6 +232,12 @@ def block_name(function):
         "other tokens got the same name: the tokens are not hashed.",
     )
     require(call(function, b"", [3, 2, 1], b"") != first, "the same tokens in another order got the same name.")
+    names = [call(function, b"", [token], b"") for token in range(4)]
+    require(
+        min(_bits_apart(one, other) for one, other in itertools.combinations(names, 2)) >= 32,
+        "two blocks got almost the same name: that is no hash, in which half of the bits differ. Numbers given out in "
+        "order, or text made longer, can be guessed; and after a restart a number means another block.",
+    )
     parents = {call(function, parent, [7, 8], b"") for parent in (b"", first, call(function, b"", [4], b""))}
     require(
         len(parents) == 3,
@@ -263,6 +270,10 @@ def block_name(function):
             "separator is no help where it can occur in a part; repr((parent, salt, list(tokens))) keeps them apart.",
         )
     return f"{len(large) + len(unlike) + 2 * len(pairs)} look-alikes told apart"
+
+
+def _bits_apart(one: bytes, other: bytes) -> int:
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
 
 
 def _look_alikes():

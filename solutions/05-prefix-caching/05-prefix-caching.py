@@ -316,6 +316,8 @@ for mark in (b"", b"|", b":"):
 fill = b"p" * 26
 one = block_name(b"", [1, 2], fill + b"[1, 2]x")
 assert one != block_name(b"[1, 2]" + fill, [1, 2], b"x"), "parent, tokens and salt, too"
+apart = int.from_bytes(a, "big") ^ int.from_bytes(b, "big")
+assert bin(apart).count("1") >= 32, "a hash, of which half the bits differ"
 large = {block_name(b"", [1 + n], b"") for n in (0, 256, 65_536)}
 assert len(large) == 3, "large tokens count whole"
 ### END HIDDEN TESTS

@@ -422,11 +422,11 @@ from helpers import check
 
 check.grade("09.7", rule)
 ### BEGIN HIDDEN TESTS
-kept, other = rule(1, [0.5, 0.3, 0.2], [0.0, 1.0, 0.0])
-assert abs(float(kept) - 0.3) < 1e-3, "a guess that is certain of itself"
-expected = [5 / 7, 0, 2 / 7]
+kept, other = rule(1, [0.6, 0.1, 0.3], [0.2, 0.7, 0.1])
+assert abs(float(kept) - 1 / 7) < 1e-3, "q proposes it more often than p wants it"
+expected = [2 / 3, 0, 1 / 3]
 assert all(abs(float(a) - b) < 1e-3 for a, b in zip(other, expected, strict=True))
-kept, other = rule(0, [0.6, 0.3, 0.1], [0.2, 0.3, 0.5])
+kept, other = rule(0, [0.7, 0.2, 0.1], [0.3, 0.2, 0.5])
 assert abs(float(kept) - 1) < 1e-3, "p wants it more often than q proposes it"
 assert all(abs(float(a) - b) < 1e-3 for a, b in zip(other, [1, 0, 0], strict=True))
 ### END HIDDEN TESTS

@@ -175,6 +175,12 @@ WRONG = {
         (name("return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).digest()[:4]"), "whole digest"),
         (name("return hashlib.md5(repr((parent, list(tokens), salt)).encode()).digest()"), "whole digest"),
         (name("return hashlib.sha256((parent, list(tokens), salt)).digest()"), "TypeError"),
+        (
+            "given_out = {}\n"
+            + name("key = parent, tuple(tokens), salt", "return given_out.setdefault(key, len(given_out).to_bytes(32))"),
+            "no hash",
+        ),
+        (name("return repr((parent[:4], list(tokens), salt)).encode().ljust(64)[:64]"), "no hash"),
     ],
     "05.6": [
         (prefix(stop="len(tokens)"), "last token is never a hit"),
@@ -475,6 +481,7 @@ RIGHT = {
             "return hashlib.sha256(':'.join(parts).encode()).digest()",
         ),
         name('return hashlib.sha256(f"{parent}|{salt}|{list(tokens)}".encode()).digest()'),
+        name("return hashlib.sha256(repr((parent, list(tokens), salt)).encode()).hexdigest().encode()"),
         name("import pickle", "return hashlib.sha256(pickle.dumps((parent, tuple(tokens), salt))).digest()"),
     ],
     "05.6": [

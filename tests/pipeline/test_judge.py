@@ -57,6 +57,11 @@ def test_what_nbgrader_would_take_for_full_marks_is_none(score):
     assert points == 0 and "for a score of at most 3" in message
 
 
+GUESS = dict.fromkeys(["Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-4B", "Mixtral-8x7B-v0.1"], 131_072)
+GUESS["SmolLM2-135M"] = "?"  # a text does not hide that the rest is one number
+MEANT = dict.fromkeys(GUESS) | {"Llama-3.1-8B": 131_072, "Mixtral-8x7B-v0.1": 131_072}
+
+
 def test_an_exercise_of_parts_gives_outside_what_the_learner_was_told():
     unit = next(unit for unit in units() if unit.number == "02")
     test = next(cell for cell in unit.cells if cell.test == "02.1")
@@ -65,7 +70,7 @@ def test_an_exercise_of_parts_gives_outside_what_the_learner_was_told():
     given: dict = {}
     unit.run("02.1", change=given.update)
     earned = []
-    for changed in ({}, {"Qwen3-4B": 92_160, "SmolLM2-135M": None}, {"Qwen3-4B": "?"}, dict.fromkeys(given["SIX"], 1)):
+    for changed in ({}, {"Qwen3-4B": 92_160, "SmolLM2-135M": None}, {"Qwen3-4B": "?"}, dict.fromkeys(given["SIX"], 1), GUESS, MEANT):
         answer = given["kv_bytes_of"] | changed
         outside = judge.test("test-02-1", test.source, ["kv_bytes_of"], Given(kv_bytes_of=answer), 3.0)
         told = unit.run("02.1", change=lambda space, a=answer: space.update(kv_bytes_of=a), visible=True)
@@ -73,7 +78,7 @@ def test_an_exercise_of_parts_gives_outside_what_the_learner_was_told():
         earned.append(determine_grade(cell)[0])
         said = "".join(o.get("text", o.get("evalue", "")) for o in outside if o["output_type"] != "execute_result")
         assert earned[-1] == told.score and str(told.error or "✓ 02.1") in said
-    assert earned == [3, 2, 2.5, 0]
+    assert earned == [3, 2, 2.5, 0, 0, 1]
 
 
 def test_set_up_names_come_from_the_release_and_answers_from_inside():
