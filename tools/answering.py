@@ -20,6 +20,7 @@ import sys
 from multiprocessing.connection import Client
 
 DEEPEST = 60
+MOST_BYTES = 64 << 20  # of one answer
 
 
 class Theirs:
@@ -70,6 +71,8 @@ class Conversation:
             reply = self.failure(error)
         try:
             text = json.dumps(reply)
+            if len(text) > MOST_BYTES:  # and all of it is ASCII
+                raise ValueError(f"it takes more than {MOST_BYTES >> 20} MB")
         except (TypeError, ValueError, RecursionError) as error:
             text = json.dumps(self.failure(error))
         self.connection.send_bytes(text.encode("utf-8", "replace"))

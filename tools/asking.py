@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.answering import MOST_BYTES
+
 ANSWERING = Path(__file__).with_name("answering.py")
-MOST_BYTES = 64 << 20  # of one answer
 DEEPEST = 100
 HERE = "judge"  # __name__ of the module that test cells run in
 # Objects of these rooms travel with all that is in them, so that learners can work on them; others stay here.
@@ -275,11 +276,13 @@ class Conversation:
             return table.things[_index(told["yours"], table.things)]
         if "ref" in told:
             return self.handed[_index(told["ref"], self.handed)]
-        for kind, make in (("list", list), ("tuple", tuple), ("set", set)):
+        for kind, make in (("list", list), ("tuple", tuple)):
             if kind in told:
                 return make(inner(v) for v in told[kind])
+        if "set" in told:
+            return {_key(inner(v)) for v in told["set"]}
         if "dict" in told:
-            return {inner(k): inner(v) for k, v in told["dict"]}
+            return {_key(inner(k)): inner(v) for k, v in told["dict"]}
         if "bytes" in told:
             return base64.b64decode(told["bytes"])
         if "ellipsis" in told:
@@ -564,6 +567,13 @@ def _torch(told: dict):
     if not data.size:
         return torch.zeros(0, dtype=dtype).reshape(_shape(told["shape"]))
     return torch.from_numpy(data).view(dtype).reshape(_shape(told["shape"]))
+
+
+def _key(value):
+    """What a range or a frozenset was over there: here a list or a set, and those are no keys."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    return frozenset(value) if isinstance(value, set) else value
 
 
 def _shape(shape) -> tuple[int, ...]:

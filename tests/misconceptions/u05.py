@@ -177,7 +177,9 @@ WRONG = {
         (name("return hashlib.sha256((parent, list(tokens), salt)).digest()"), "TypeError"),
         (
             "given_out = {}\n"
-            + name("key = parent, tuple(tokens), salt", "return given_out.setdefault(key, len(given_out).to_bytes(32))"),
+            + name(
+                "key = parent, tuple(tokens), salt", "return given_out.setdefault(key, len(given_out).to_bytes(32))"
+            ),
             "no hash",
         ),
         (name("return repr((parent[:4], list(tokens), salt)).encode().ljust(64)[:64]"), "no hash"),

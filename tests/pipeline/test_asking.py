@@ -59,6 +59,7 @@ VALUES = {
     "__import__('numpy').longdouble(0)": 0.0,
     "range(3)": [0, 1, 2],
     "{1: 2}.values()": [2],
+    "{range(2): {frozenset({1})}}": {(0, 1): {frozenset({1})}},
     "__import__('torch').int8": torch.int8,
     "__import__('torch').device('cpu')": torch.device("cpu"),
 }
@@ -96,6 +97,14 @@ def test_what_is_no_value_is_named_in_the_message(asked):
         check.number(conversation.value("y"), 6)
     with pytest.raises(NameError, match="does not define z"):
         conversation.value("z")
+
+
+def test_an_answer_that_is_too_large_is_refused_over_there(asked, monkeypatch):
+    monkeypatch.setattr(answering, "MOST_BYTES", 1_000)
+    conversation = asked("x, y = 'a' * 2_000, 5")
+    with pytest.raises(ValueError, match="takes more than"):
+        conversation.value("x")
+    assert conversation.value("y") == 5
 
 
 def test_a_stub_is_not_answered_and_a_blank_in_a_function_is_found(asked):
@@ -261,7 +270,7 @@ LIES = [
     b'{"value": {"tensor": "AAAA", "dtype": "float32", "shape": [9]}}',
     b'{"value": {"tensor": "AAAA", "dtype": "load", "shape": [1]}}',
     b'{"value": {"array": "AAAA", "dtype": "O", "shape": [1]}}',
-    b'{"value": {"dict": [[{"list": []}, 1]]}}',
+    b'{"value": {"dict": [[{"dict": []}, 1]]}}',
     b'{"value": [1]}',
     b'{"ask": 7, "attribute": null, "args": []}',
     b"[" * 100_000,

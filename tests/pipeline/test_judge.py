@@ -70,7 +70,14 @@ def test_an_exercise_of_parts_gives_outside_what_the_learner_was_told():
     given: dict = {}
     unit.run("02.1", change=given.update)
     earned = []
-    for changed in ({}, {"Qwen3-4B": 92_160, "SmolLM2-135M": None}, {"Qwen3-4B": "?"}, dict.fromkeys(given["SIX"], 1), GUESS, MEANT):
+    for changed in (
+        {},
+        {"Qwen3-4B": 92_160, "SmolLM2-135M": None},
+        {"Qwen3-4B": "?"},
+        dict.fromkeys(given["SIX"], 1),
+        GUESS,
+        MEANT,
+    ):
         answer = given["kv_bytes_of"] | changed
         outside = judge.test("test-02-1", test.source, ["kv_bytes_of"], Given(kv_bytes_of=answer), 3.0)
         told = unit.run("02.1", change=lambda space, a=answer: space.update(kv_bytes_of=a), visible=True)
