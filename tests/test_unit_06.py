@@ -6,6 +6,7 @@ import torch
 
 from helpers import data
 from helpers.caches import FullCache, Int4ChannelCache, Int4TokenCache, RoundTripCache
+from helpers.exercises.u06 import break_even_tokens, quantized_bytes
 from helpers.kernels.quantize import int8_per_token, per_channel, per_token, to_fp8
 from helpers.models import pretrained, text
 from helpers.models.counts import kv_bytes, weight_bytes
@@ -19,7 +20,7 @@ says = PROSE.says
 
 
 def test_shares_of_int4():
-    says("You just counted 28 % and 31 %.")
+    assert "you just counted 28 % and 31 %" in quantized_bytes(PROSE.reference()["quantized_bytes"])
     whole = kv_bytes(get("Llama-3.1-8B"), 1)
     says(f"in bfloat16 the cache takes {whole:,} bytes for each token")
     assert round(100 * 36_864 / whole) == 28 and round(100 * 40_960 / whole) == 31
@@ -35,17 +36,18 @@ def test_table_of_slopes_is_the_published_one():
     for gpu, numbers in (("H100", (4.37e-5, 6.44, 2.37e-5, 6.58)), ("B200", (1.80e-5, 3.93, 9.72e-6, 3.96))):
         bf16, fp8 = rows[gpu, "bf16"], rows[gpu, "fp8"]
         assert (bf16["slope"], bf16["intercept"], fp8["slope"], fp8["intercept"]) == numbers
-    says("if only by 0.1 ms a token")
     h100 = [rows["H100", kv]["intercept"] + 2_000 * rows["H100", kv]["slope"] for kv in ("bf16", "fp8")]
     assert round(h100[1] - h100[0], 1) == 0.1
 
 
 def test_break_even_within_the_rounding():
-    says('vLLM\'s own figures are 7,010 for the H100 and "roughly 4k" for the B200')
+    told = break_even_tokens(PROSE.reference()["break_even_tokens"])
+    assert 'own figures are 7,010 for the H100 and "roughly 4k" for the B200' in told and "by 0.1 ms a token" in told
+    PROSE.hides("7,010", "2,400")
     own = {row["gpu"]: row["tokens"] for row in data.measurement("vllm-fp8-breakeven")["data"]
            if row["model"] == "Llama-3.1-8B"}  # fmt: skip
     assert own == {"H100": 7_010, "B200": "roughly 4k"}
-    says("it may be 2,400 or 4,800 as well")
+    assert "it may be 2,400 or 4,800 as well" in told
     saved = 1.80e-5 - 9.72e-6
     assert [round(gap / saved, -2) for gap in (0.02, 0.04)] == [2_400, 4_800]
 

@@ -82,7 +82,7 @@ def tokens_at_the_ridge(free_tokens, *, laptop=(60, 360), gpu="H100 SXM"):
 
 @exercise("09.3")
 def acceptance_that_breaks_even(breaks_even):
-    inverse = "Upside down: the tokens of a step have to be as many as a step takes times as long."
+    inverse = "Upside down: where a step takes 1.25 times as long, it has to yield 1.25 tokens, and so on."
     cases = {
         "1 guess, a step × 1.25": (
             0.25,

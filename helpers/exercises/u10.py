@@ -117,9 +117,9 @@ def memory(memory, *, held=(90, 700, 333, 1_200)):
             "That is a share of one; percent is asked for.": expect / 100,
             "That is the number of empty places; their percentage is asked for.": taken - sum(held),
             "You divided by the tokens; divide by the places that are taken.": 100 * (taken / sum(held) - 1),
-            "That many lie in blocks of 256.": wasted(256),
+            "That is what blocks of 256 waste.": wasted(256),
             "That is right as far as it goes; give three digits.": round(expect, 1),
-            "That many lie in blocks of 16.": wasted(16),
+            "That is what blocks of 16 waste.": wasted(16),
         }
         slips = {message: value for message, value in slips.items() if not math.isclose(value, expect, rel_tol=0.01)}
         number(memory[name], expect, unit="%", rel=0.01, slips=slips, name=name)

@@ -175,7 +175,7 @@ check.share(earned, 2)
 
 # %% [markdown]
 # Ten models, from their configs, beside what they would store if every query head kept a key and a value of its own.
-# "8 times" is two of them; the others lie between 1 and 71.
+# How many of them are "8 times"?
 
 # %% jupyter={"source_hidden": true}
 rows = []

@@ -95,8 +95,6 @@ earned = min(earned, 2 * sum(agree) / 4)
 check.share(earned, 2)
 
 # %% [markdown]
-# "INT4 quarters the cache" is what most articles say. You just counted 28 % and 31 %.
-#
 # Fewer bytes, but also more work: an engine has to quantise what is new, and unless its attention computes in the
 # small type itself, it has to convert what it reads. So a quantised cache has its own line, TPOT = intercept +
 # slope · context, with a smaller slope and, usually, a larger intercept. vLLM measured both lines for Llama-3.1-8B,
@@ -135,10 +133,6 @@ assert abs(float(break_even_tokens["B200"]) - 3_623) < 1_220, "B200 is off"
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# vLLM's own figures are 7,010 for the H100 and "roughly 4k" for the B200, where 0.03 ms is the difference of two
-# rounded numbers: it may be 2,400 or 4,800 as well. On the H100 a chat of two thousand tokens is *slower* with the
-# smaller cache, if only by 0.1 ms a token.
-#
 # ## Build
 #
 # The simplest quantiser is **symmetric**: 0 stays 0, the largest magnitude becomes ±127, and everything is rounded

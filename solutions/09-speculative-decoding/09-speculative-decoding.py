@@ -187,8 +187,8 @@ breaks_even = {  # α at which a token takes as long as without guesses
     "4 guesses, a step × 5": None,
 }
 ### BEGIN SOLUTION
-# HINT: It breaks even where a step yields as many times the tokens as it takes
-#       times as long.
+# HINT: A step that takes 1.25 times as long breaks even where it yields 1.25
+#       tokens.
 # HINT: With one guess: 1 + α = 1.25. With two: 1 + α + α² = 1.75, which is a
 #       quadratic equation, or a few tries with numbers.
 # WHY: In the last line multiplying sets the pace even of a plain step, as in a
