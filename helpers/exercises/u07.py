@@ -388,13 +388,18 @@ def key_sentences(function):
     )
     got = ask([dog, port], 7)
     require(got == [dog, port], "5 and 2 words fill 7 exactly, and both fit.")
+    require(
+        ask(["I like tea a lot.", "We won."], 5) == ["We won."],
+        "of 'I like tea a lot.' and 'We won.', with room for 5 words, the shorter one is kept: sort by the number of "
+        "words; the sentences themselves sort by the alphabet.",
+    )
     same = ["I eat.", "a 1 b c", "I eat.", "2 b"]
     require(
         ask(same, 6) == ["I eat.", "I eat.", "2 b"],
         "a sentence that was said twice counts twice; remember positions and not the sentences themselves.",
     )
     require(ask([], 10) == [] and ask(said, 0) == [], "without sentences, or without room, the list is empty.")
-    return "key sentences of 8 texts"
+    return "key sentences of 9 texts"
 
 
 STABLE = ("system prompt", "tool schemas", "project files")

@@ -459,6 +459,7 @@ check.grade("07.7", extract)
 said = ["My dog is called Bruno.", "It rains today.", "We meet in room 5.", "Port 80."]
 assert list(extract(said, 99)) == [said[0], said[2], said[3]], "who is wanted"
 assert list(extract(said, 9)) == [said[0], said[3]], "the shortest first"
+assert list(extract(["I ate all of it", "We slept"], 5)) == ["We slept"], "by length"
 assert list(extract(["i am here", "Bring it"], 9)) == ["i am here"], "small letters"
 assert list(extract(["Then We left"], 9)) == ["Then We left"], "we"
 ### END HIDDEN TESTS

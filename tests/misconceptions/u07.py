@@ -173,6 +173,7 @@ WRONG = {
         (extract(fits="len(sentences[i].split()) < room"), "fill 7 exactly"),
         (extract(back="' '.join(sentences[i] for i in sorted(taken))"), "not one string"),
         (extract(back="[s for s in dict.fromkeys(sentences) if s in {sentences[i] for i in taken}]"), "counts twice"),
+        (extract(walk="sorted(wanted, key=lambda i: sentences[i])"), "by the alphabet"),
     ],
     "07.8": [
         ("order = ['time of day', *order[:5]]", "time of day changes"),
