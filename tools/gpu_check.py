@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 if "--toy" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
@@ -106,6 +106,12 @@ TOY = Plan(
     copy_bytes=2**20,
     minutes=7.0,
 )
+
+
+def plan_for(device: torch.device) -> Plan:
+    """What is measured on a GPU, in a 16-bit type that it has hardware for."""
+    half = kernels.half(device)
+    return REAL if half == REAL.dtype else replace(REAL, dtypes=(half,), dtype=half)
 
 
 class Check:
@@ -553,7 +559,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check = run(TOY, torch.device("cpu"))
         check.recording.notes.append("a rehearsal in Triton's interpreter: its times mean nothing")
     elif torch.cuda.is_available():
-        check = run(REAL, torch.device("cuda"))
+        check = run(plan_for(torch.device("cuda")), torch.device("cuda"))
     else:
         print("There is no CUDA device here. `python -m tools.gpu_check --toy` rehearses the check without one.")
         return 2

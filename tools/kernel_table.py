@@ -49,6 +49,11 @@ def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def half_of(capability: int) -> torch.dtype:
+    """The 16-bit type that a chip has hardware for."""
+    return torch.bfloat16 if divmod(capability, 10) >= BFLOAT16_CAPABILITY else torch.float16
+
+
 @dataclass(frozen=True)
 class Variant:
     """One form of attention. `at_most` bounds the instructions of its inner loop for a byte of cache where there are
@@ -80,8 +85,7 @@ class Variant:
 
     def call(self, capability: int) -> None:
         """Ask the backend for it, on torch's meta device."""
-        half = torch.bfloat16 if divmod(capability, 10) >= BFLOAT16_CAPABILITY else torch.float16
-        query = half if self.query == HALF else self.query
+        query = half_of(capability) if self.query == HALF else self.query
         stored = self.stored or query
         q = _empty(BATCH, self.tokens, self.heads, self.head_dim, dtype=query).transpose(1, 2)
         lengths = _empty(BATCH, dtype=torch.int32)
@@ -128,18 +132,23 @@ def _half(units: str, at_most: float, heads: int, kv_heads: int, head_dim: int, 
 
 
 VARIANTS = {
-    "float32, SmolLM2": Variant("02 04 05 06 08 09", 4.2, **SMOL),
+    "float32, SmolLM2": Variant("00 01 02 04 05 06 07 08 09 10", 4.2, **SMOL),
     "float32, SmolLM2, 2 tokens": Variant("09", 4.2, tokens=2, **SMOL),
-    "float32, SmolLM2, 4 tokens": Variant("09", 7, tokens=4, **SMOL),
-    "float32, SmolLM2, 8 tokens": Variant("09", 13.5, tokens=8, **SMOL),
+    "float32, SmolLM2, 4 tokens": Variant("01 05 09", 7, tokens=4, **SMOL),
+    "float32, SmolLM2, 8 tokens": Variant("01 09", 13.5, tokens=8, **SMOL),
+    "float32, SmolLM2, alone": Variant("05 06 09", 4.2, 9, 3, 64),
+    "float32, SmolLM2, alone, 2 tokens": Variant("09", 4.2, 9, 3, 64, tokens=2),
+    "float32, SmolLM2, alone, 4 tokens": Variant("05 09", 7, 9, 3, 64, tokens=4),
     "float32, SmolLM2, blocks of 16": Variant("05 07 10", 5, **PAGED),
-    "float32, SmolLM2, blocks of 16, 4 tokens": Variant("", 7.6, tokens=4, **PAGED),
+    "float32, SmolLM2, blocks of 16, 2 tokens": Variant("10", 5, tokens=2, **PAGED),
+    "float32, SmolLM2, blocks of 16, 4 tokens": Variant("10", 7.6, tokens=4, **PAGED),
+    "float32, SmolLM2, blocks of 16, 8 tokens": Variant("10", 14.5, tokens=8, **PAGED),
     "float32, prefix of 8 sequences": Variant("05", 13.5, 72, 3, 64),
     "float32, rows of 16": Variant("02", 7.5, 9, 3, 16, bound=True),
     "float32, 8 heads of 32": Variant("03", 5.5, 8, 2, 32, bound=True),
     "float32, MLA 128 + 16, 8 heads": Variant("03", 6.5, 8, 1, 144, rank=128),
     "float32, MQA, 16 heads of 64": Variant("03", 7, 16, 1, 64, bound=True),
-    "float32, Llama-3.1-8B": Variant("G", 3.8, 32, 8, 128),
+    "float32, Llama-3.1-8B": Variant("03 G", 3.8, 32, 8, 128),
     "float32, MQA, 32 heads of 128": Variant("", 11.5, 32, 1, 128),
     "float32, MLA 512 + 64, 32 heads": Variant("", 11.5, 32, **LATENT),
     "16 bits, MHA, heads of 64": _half("03", 4, 16, 16, 64, bound=True),
@@ -175,13 +184,15 @@ VARIANTS = {
 }
 
 
-def _append(dtype: torch.dtype, *forms: tuple[int, torch.dtype], block: int = 0) -> Callable[[], None]:
-    """New tokens into a cache of `forms`, the width and type of keys (and of values), scales and zeros; or into the
-    blocks of a pool."""
+def _append(*forms: tuple[int, torch.dtype], block: int = 0) -> Callable[[torch.dtype], None]:
+    """New tokens into a cache of `forms`, the width and type of keys (and of values), scales and zeros, which is the
+    tokens' own where there are none; or into the blocks of a pool."""
 
-    def call():
+    def call(dtype):
         k, v = (_empty(BATCH, 1, 11, 128, dtype=dtype).transpose(1, 2)[:, 3 * i : 3 * i + 3] for i in (1, 2))
-        stored = [_empty(BATCH, 3, block or TOKENS, *shape, dtype=kind) for *shape, kind in forms] * 2
+        stored = [
+            _empty(BATCH, 3, block or TOKENS, *shape, dtype=kind) for *shape, kind in forms or ((128, dtype),)
+        ] * 2
         angles = tuple(_empty(TOKENS, 128, dtype=torch.float32) for _ in range(2))
         table = _empty(BATCH, TOKENS // block, dtype=torch.int32) if block else None
         cuda_steps.append(tuple(stored), angles, 100, k, v, table)
@@ -189,36 +200,46 @@ def _append(dtype: torch.dtype, *forms: tuple[int, torch.dtype], block: int = 0)
     return call
 
 
-def _rotate_rows() -> None:
+def _rotate_rows(_: torch.dtype) -> None:
     keys, tables = _empty(BATCH, 3, 320, 64, dtype=torch.float32), _empty(580, 64, dtype=torch.float32)
     cuda_steps.rotate_rows(keys, tables, tables, 260, 17, 4, 256, keys)
 
 
-def _merge() -> None:
+def _merge(dtype: torch.dtype) -> None:
     """The largest that there is: 128 parts of MLA's 512 numbers."""
     parts, lses = _empty(BATCH, 16, 128, 512, dtype=torch.float32), _empty(BATCH, 16, 128, dtype=torch.float32)
-    cuda._combine(parts, lses, torch.float32)
+    cuda._combine(parts, lses, dtype)
 
 
-def _add_norm() -> None:
-    x = _empty(BATCH, 4096, dtype=torch.float32)
+def _add_norm(dtype: torch.dtype) -> None:
+    x = _empty(BATCH, 4096, dtype=dtype)
     cuda_steps.add_norm(x, x, x[0], 1e-5)
 
 
 FP8_APPEND = "append, fp8"
-# What else a step launches: name → (kernel, a call of the backend that launches it).
+
+
+def _silu_mul(dtype: torch.dtype) -> None:
+    cuda_steps.silu_mul(_empty(BATCH, 2 * 14_336, dtype=dtype))
+
+
+# What else a step launches, at the widest: name → (kernel, the type of its activations, a call of the backend with it).
 STEPS = {
-    "parts added up, 128 × 512": ("combine", _merge),
-    "append, float32": ("append", _append(torch.float32, (128, torch.float32))),
-    "append, float32, blocks of 16": ("append", _append(torch.float32, (128, torch.float32), block=16)),
-    FP8_APPEND: ("append", _append(torch.float32, (128, FP8))),
-    "append, int8": ("append", _append(torch.float32, (128, torch.int8), (torch.float32,))),
+    "parts added up, 128 × 512": ("combine", torch.float32, _merge),
+    "parts added up, 128 × 512, 16 bits": ("combine", HALF, _merge),
+    "append, float32": ("append", torch.float32, _append()),
+    "append, 16 bits": ("append", HALF, _append()),
+    "append, float32, blocks of 16": ("append", torch.float32, _append(block=16)),
+    FP8_APPEND: ("append", torch.float32, _append((128, FP8))),
+    "append, int8": ("append", torch.float32, _append((128, torch.int8), (torch.float32,))),
     "append, int4": (
-        "append", _append(torch.float32, (64, torch.uint8), (2, torch.float32), (2, torch.float32))
+        "append", torch.float32, _append((64, torch.uint8), (2, torch.float32), (2, torch.float32))
     ),
-    "rows of a ring": ("rotate_rows", _rotate_rows),
-    "add and norm, 4,096": ("add_norm", _add_norm),
-    "silu · mul": ("silu_mul", lambda: cuda_steps.silu_mul(_empty(BATCH, 2 * 14_336, dtype=torch.float32))),
+    "rows of a ring": ("rotate_rows", torch.float32, _rotate_rows),
+    "add and norm, 4,096": ("add_norm", torch.float32, _add_norm),
+    "add and norm, 4,096, 16 bits": ("add_norm", HALF, _add_norm),
+    "silu · mul": ("silu_mul", torch.float32, _silu_mul),
+    "silu · mul, 16 bits": ("silu_mul", HALF, _silu_mul),
 }  # fmt: skip
 
 
@@ -262,9 +283,13 @@ def step_kernels() -> dict[str, collections.Counter[str]]:
 
 def launched(capability: int, name: str) -> Launched:
     """How the backend launches a variant on a chip of this capability."""
-    kernel, call = STEPS.get(name) or ("split_attention", lambda: VARIANTS[name].call(capability))
     with machine_code.recorded(capability) as launches:
-        call()
+        if name in STEPS:
+            kernel, dtype, call = STEPS[name]
+            call(half_of(capability) if dtype == HALF else dtype)
+        else:
+            kernel = "split_attention"
+            VARIANTS[name].call(capability)
     return next(one for one in launches if one.kernel == kernel)
 
 
@@ -272,6 +297,11 @@ def names(capability: int) -> list[str]:
     reads_fp8 = VARIANTS["fp8, SmolLM2"].runs_on(capability)
     steps = [name for name in STEPS if reads_fp8 or name != FP8_APPEND]
     return [name for name, variant in VARIANTS.items() if variant.runs_on(capability)] + steps
+
+
+def forms(capability: int) -> set[tuple]:
+    """What stands in the table of a chip, as `Launched.form`."""
+    return {launched(capability, name).form for name in names(capability)}
 
 
 def chosen(one: Launched) -> str:
@@ -323,6 +353,8 @@ How these launches came about stands in `helpers/kernels/launches.py`.
 |---|---|
 | the kernels' answers | Triton's interpreter, on a CPU: every layout against float64; seeded mistakes are caught |
 | machine code, limits, spills, loads | compiled for seven generations: the tables below |
+| that these are all that units launch | the rehearsal holds what they launch against the tables |
+| the Triton of Colab, 3.6.0, on a T4 | compiled once, by hand, sm_75: all of it; one variant spills 8 bytes |
 | devices, types, memory, what a graph captures | all units on three pretend GPUs (`tests/rehearsal/`), no numbers |
 | kernels of a step | counted, below |
 | how much a step grows | predicted, below, from bytes, counted kernels and an assumed time for each |

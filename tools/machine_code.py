@@ -83,6 +83,18 @@ class Launched:
         constants = tuple((name, str(value)) for name, value in self.constants.items())
         return self.kernel, tuple(self.types.items()), constants, self.aligned, self.warps, self.stages
 
+    @property
+    def form(self) -> tuple:
+        """Equal for launches that differ in counts alone (heads, splits, widths): one row of a table of variants."""
+        fixed = self.constants
+        if self.kernel == "split_attention":
+            types = tuple(self.types[name] for name in ("q_ptr", "k_ptr", "k_scale_ptr"))
+            counts = ("KV_HEADS", "HEAD_TILES", "SPLITS", "RAGGED")
+            kept = tuple((name, str(fixed[name])) for name in sorted(fixed) if name.isupper() and name not in counts)
+            return self.kernel, types, kept, self.warps, self.stages
+        types = tuple(self.types.get(name) for name in ("x_ptr", "gate_up_ptr", "k_ptr", "out_ptr"))
+        return self.kernel, types, fixed.get("FORM"), bool(fixed.get("BLOCK"))
+
 
 class _Recorder:
     def __init__(self, name: str, kernel, launches: list[Launched]):
@@ -91,23 +103,28 @@ class _Recorder:
     def __getitem__(self, grid):
         return self.launch
 
-    def launch(self, *args, num_warps=4, num_stages=3, **constants):
-        types, constants, aligned = {}, dict(constants), []
-        for name, value in zip(self.kernel.arg_names, args, strict=False):
-            if isinstance(value, torch.Tensor):
-                types[name] = f"*{TYPES[value.dtype]}"
-                whole = value.storage_offset() * value.element_size() % 16 == 0
-            elif name in (getattr(self.kernel, "do_not_specialize", None) or ()):
-                types[name], whole = "i32", False
-            elif isinstance(value, int) and value == 1:
-                constants[name] = 1
-                continue
-            else:
-                types[name] = "i32" if isinstance(value, int) else "fp32"
-                whole = isinstance(value, int) and value % 16 == 0
-            if whole:
-                aligned.append(name)
-        self.launches.append(Launched(self.name, types, constants, tuple(aligned), num_warps, num_stages))
+    def launch(self, *args, **options):
+        self.launches.append(launched(self.name, self.kernel, *args, **options))
+
+
+def launched(name: str, kernel, *args, num_warps=4, num_stages=3, **constants) -> Launched:
+    """A launch of Triton's `kernel`, as Triton would see it."""
+    types, aligned = {}, []
+    for argument, value in zip(kernel.arg_names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            types[argument] = f"*{TYPES[value.dtype]}"
+            whole = value.storage_offset() * value.element_size() % 16 == 0
+        elif argument in (getattr(kernel, "do_not_specialize", None) or ()):
+            types[argument], whole = "i32", False
+        elif isinstance(value, int) and value == 1:
+            constants[argument] = 1
+            continue
+        else:
+            types[argument] = "i32" if isinstance(value, int) else "fp32"
+            whole = isinstance(value, int) and value % 16 == 0
+        if whole:
+            aligned.append(argument)
+    return Launched(name, types, constants, tuple(aligned), num_warps, num_stages)
 
 
 @contextlib.contextmanager

@@ -117,6 +117,14 @@ def test_the_branch_for_a_gpu(check, monkeypatch):
     assert recordings.curve(check.recording, "decode-batch-1")[1] == [1.0, 1.0]
 
 
+def test_a_t4_is_checked_in_float16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    plan = gpu_check.plan_for(torch.device("cuda"))
+    assert plan.dtype == torch.float16 and plan.dtypes == (torch.float16,)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert gpu_check.plan_for(torch.device("cuda")) is gpu_check.REAL
+
+
 def test_without_a_gpu_it_says_how_to_rehearse(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_check.main([]) == 2

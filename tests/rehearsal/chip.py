@@ -155,6 +155,7 @@ class Machine:
         self.trace: Trace | None = None
         self.capturing = False
         self.slow: set[str] = set()
+        self.on_launch: Callable[[str, tuple, dict], None] | None = None  # told of every Triton kernel
         self.results: dict[
             tuple | None, tuple
         ] = {}  # of operations that make a new tensor; torch's own shapes are slow
@@ -199,6 +200,8 @@ class Machine:
         """One Triton kernel: it gets addresses, and nobody looks after it."""
         if not all(isinstance(x, OnChip) for x in args if isinstance(x, torch.Tensor)):
             raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
+        if self.on_launch is not None:
+            self.on_launch(name, args, kwargs)
         if self.trace is not None:
             self.trace.note(name, (tuple(grid), args, kwargs), ())
 

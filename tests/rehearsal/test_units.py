@@ -42,6 +42,7 @@ def test_all_units_run_and_replay_what_they_would_launch(chip, tmp_path):
         assert not report["failures"], f"{unit}: {report['failures']}"
         assert not report["wrong_replays"], f"{unit}: {report['wrong_replays']}"
         assert not report["not_captured"], f"{unit}: {report['not_captured']}"
+        assert not report["not_compiled"], f"{unit}: {report['not_compiled']}"
         assert not report["slow"], f"{unit}: {report['slow']}"
         assert report["peak_bytes"] < 7e9, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
         if unit[:2] in SHOWN:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     wrong_replays: list[str] = field(default_factory=list)
     not_captured: list[str] = field(default_factory=list)
+    not_compiled: list[str] = field(default_factory=list)  # kernels that docs/gpu-kernels.md has no row of
     slow: list[str] = field(default_factory=list)
     timed: list[str] = field(default_factory=list)  # models of its sweeps over contexts
     growth: float = 0.0  # of the step that grows most in a sweep over contexts, by its bytes and its launches
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{report.peak_bytes / 1e9:.2f} GB" + f", a step grows {report.growth:.1f} times" * (report.growth > 0),
             flush=True,
         )
-        for what in ("failures", "wrong_replays", "not_captured", "slow"):
+        for what in ("failures", "wrong_replays", "not_captured", "not_compiled", "slow"):
             for line in getattr(report, what):
                 print(f"  {what}: {line}")
     if options.json:
@@ -78,12 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
 def rehearse(chip: str, units: list[str], budget: str = "quick", layers: int = LAYERS) -> Iterator[Report]:
     """Run units, one after the other, in this process, which has the chip from then on."""
     machine = pretend.install(pretend.CHIPS[chip])
+    watch = _compiled(pretend.CHIPS[chip])
     _shorten(layers)
     from tools.units import find
 
     for unit in find(selection=units):
         report = Report(unit.name, chip)
         _pretend_clock(report)
+        machine.on_launch = watch and functools.partial(watch, report)
         machine.memory.peak, machine.slow = machine.memory.held, set()
         start = time.process_time()
         _run(unit, budget, report)
@@ -158,6 +161,24 @@ def _shorten(layers: int) -> None:
     if importlib.util.find_spec("triton"):
         for path in sorted(Path(kernels.__path__[0]).glob("cuda*.py")):
             pretend.stub_kernels(importlib.import_module(f"helpers.kernels.{path.stem}"))
+
+
+def _compiled(chip: pretend.Chip) -> Callable | None:
+    """What notes kernels that were not compiled for `chip`; None where there is no Triton to ask."""
+    if not importlib.util.find_spec("triton"):
+        return None
+    from tools import kernel_table, machine_code
+
+    kernels = {name: getattr(module, name) for name, module in machine_code.KERNELS.items()}
+    known = kernel_table.forms(10 * chip.capability[0] + chip.capability[1])
+
+    def watch(report: Report, name: str, args: tuple, kwargs: dict) -> None:
+        form = machine_code.launched(name, kernels[name], *args, **kwargs).form
+        if form not in known:
+            known.add(form)  # once is enough
+            report.not_compiled.append(f"{name} {form}")
+
+    return watch
 
 
 def _pretend_clock(report: Report) -> None:
