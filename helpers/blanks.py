@@ -63,13 +63,22 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
         ran: sources of the cells that ran before it, whether or not they failed.
     """
     known = hints.unit(unit)
-    if isinstance(error, NameError) and error.name in {*known["answers"], *known["names"]} - _assigned(source):
-        return _blank_behind([error.name], space, known, ran) or (
-            f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
-            "Run → Run All Above Selected Cell; then run this cell again. Where that stops at a test that does not "
-            "pass, click the cell below the test, Shift+click this one, and press Shift+Enter."
-        )
+    gone = absent(error, space, unit)
+    if gone and error.name not in _assigned(source):
+        return _blank_behind([error.name], space, known, ran) or gone
     return _blank_behind(_reached(source, space), space, known)
+
+
+def absent(error: BaseException, space: dict, unit: str) -> str | None:
+    """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error."""
+    known = hints.unit(unit) if isinstance(error, NameError) and error.name not in space else {}
+    if not known or error.name not in {*known["answers"], *known["names"]}:
+        return None
+    return (
+        f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
+        "Run → Run All Above Selected Cell; then run this cell again. Where that stops at a test that does not "
+        "pass, click the cell below the test, Shift+click this one, and press Shift+Enter."
+    )
 
 
 def _blank_behind(names: Iterable[str], space: dict, known: dict, ran: Sequence[str] = ()) -> str | None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from helpers import estimates
-from helpers.blanks import blank_in, install, is_blank
+from helpers.blanks import absent, blank_in, install, is_blank
 from helpers.friendly import Friendly, say, shell
 from helpers.hints import hint, offer, solution, varied
 from helpers.numbers import pretty
@@ -140,7 +140,9 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
     except CheckFailed as failure:
         raise _missed(name, failure) from None
     except (Exception, SystemExit, _Endless) as error:
-        raise _missed(name, Wrong(_explain(error))) from None
+        space = getattr(shell(), "user_ns", None)
+        gone = space and absent(error, space, name[:2])
+        raise _missed(name, Wrong(gone or _explain(error))) from None
     finally:
         if noise.getvalue().strip():
             print(noise.getvalue().strip())
@@ -504,7 +506,8 @@ def _kind(answer) -> str:
     shape = getattr(answer, "shape", None)
     if shape is not None:
         return f"an array of shape {list(shape)}"
-    return f"a {type(answer).__name__}"
+    kind = type(answer).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _array(value, name: str) -> np.ndarray:

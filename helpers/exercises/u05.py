@@ -22,7 +22,7 @@ def hit_tokens_of_six_prompts(hits, *, system=40, question=30, answer=50):
     def full(tokens: int) -> int:
         return tokens // 16 * 16
 
-    whole = "Blocks come whole: a block that is only partly the same has another name."
+    whole = "Blocks come whole: one that is only partly the same is not found."
     cases = {
         "same system prompt, other question": (
             full(system),
@@ -60,15 +60,15 @@ def hit_tokens_of_six_prompts(hits, *, system=40, question=30, answer=50):
         "first prompt, time in front": (
             0,
             {
-                "Five tokens in front move every later one: no block holds the same tokens, and each name contains "
-                "the name before.": [full(system), full(system) + 16, full(prompt), prompt],
+                "Five tokens in front move every later one: no block is the same from the very beginning up to its "
+                "end.": [full(system), full(system) + 16, full(prompt), prompt],
             },
         ),
         "15 tokens, sent twice": (0, {"15 tokens fill no block of 16, so there is nothing to find.": [14, 15, 16]}),
         "next turn, prompts kept only": (
             full(prompt),
             {
-                f"Blocks come whole: {prompt} tokens of prompt are {prompt // 16} full blocks.": [prompt, prompt - 1],
+                f"Blocks come whole: how many full ones do {prompt} tokens of prompt fill?": [prompt, prompt - 1],
                 "Rounded up: the last block of the prompt is not full.": full(prompt) + 16,
                 "This engine did not keep the answer's blocks.": [full(history), history],
                 "That is blocks; tokens are asked for.": prompt // 16,
@@ -156,7 +156,7 @@ def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=
         "no caching": (
             plain,
             {
-                no_output: plain - out,
+                no_output: [plain - out, round(plain - out, 2)],
                 f"Every turn sends the whole history again: the prompt grows by {step} tokens a turn.": [
                     turns * prompts[0] * paid / 1e6 + out,
                     written * paid / 1e6 + out,
@@ -166,7 +166,9 @@ def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=
         "cached": (
             cached,
             {
-                no_output: cached - out,
+                no_output: [cached - out, round(cached - out, 2)],
+                f"A turn finds the prompt of the turn before it and not its own: the {step} tokens that are new in it "
+                "are written.": (prompts[0] * write + sum(prompts[1:]) * hit) / 1e6 + out,
                 f"What is written costs {write:.2f}, not {paid:.2f}.": (written * paid + read * hit) / 1e6 + out,
                 f"You left the reads out: each turn pays {hit:.2f} for what it finds.": written * write / 1e6 + out,
                 "You left the writes out: each turn writes what is new in its prompt.": read * hit / 1e6 + out,
@@ -190,7 +192,7 @@ def money(money, *, prices=(3.0, 3.75, 0.3, 15.0), head=10_000, asked=200, said=
             stamped,
             {
                 f"Nothing is found, and everything is still written, at {write:.2f}.": [plain, cached],
-                no_output: stamped - out,
+                no_output: [stamped - out, round(stamped - out, 2)],
             },
         ),
     }
@@ -267,7 +269,7 @@ def block_name(function):
         require(
             call(function, *one) != call(function, *other),
             f"parent, tokens and salt run into each other: (parent, tokens, salt) = {one} and {other} got one name. A "
-            "separator is no help where it can occur in a part; repr((parent, salt, list(tokens))) keeps them apart.",
+            "separator is no help where it can occur in a part; repr() of all three together marks where each ends.",
         )
     return f"{len(large) + len(unlike) + 2 * len(pairs)} look-alikes told apart"
 

@@ -17,7 +17,7 @@ L4 = {"weights": 8.0445e9, "bf16": 147_456}  # Qwen3-4B: bytes a step reads, byt
 
 
 @exercise("06.1")
-def quantized_bytes(counts, *, model="Llama-3.1-8B"):
+def quantized_bytes(quantized_bytes, *, model="Llama-3.1-8B"):
     g = get(model)
     vectors = 2 * g.layers * g.kv_heads  # one key and one value of head_dim numbers each
     schemes = {
@@ -26,7 +26,7 @@ def quantized_bytes(counts, *, model="Llama-3.1-8B"):
         "int4, groups of 64, 2-byte scale and 2-byte zero": (g.head_dim // 2, 2 * 4),
         "int4, groups of 32, 2-byte scale and 2-byte zero": (g.head_dim // 2, 4 * 4),
     }
-    entries("quantized_bytes", counts, schemes)
+    entries("quantized_bytes", quantized_bytes, schemes)
     for name, (levels, extra) in schemes.items():
         expect = vectors * (levels + extra)
         slips = {
@@ -47,15 +47,15 @@ def quantized_bytes(counts, *, model="Llama-3.1-8B"):
         else:
             slips["This scheme has no scales: one byte a number and nothing else."] = vectors * (levels + 2)
         with part():
-            number(counts[name], expect, unit="bytes", rel=1e-6, slips=slips, name=name)
+            number(quantized_bytes[name], expect, unit="bytes", rel=1e-6, slips=slips, name=name)
     wide, narrow = (100 * vectors * (g.head_dim // 2 + extra) / kv_bytes(g, 1) for extra in (8, 16))
     return f'"INT4 quarters the cache" is what most articles say; you just counted {wide:.0f} % and {narrow:.0f} %'
 
 
 @exercise("06.2")
-def break_even_tokens(tokens):
+def break_even_tokens(break_even_tokens):
     lines = {"H100": (4.37e-5, 6.44, 2.37e-5, 6.58), "B200": (1.80e-5, 3.93, 9.72e-6, 3.96)}
-    entries("break_even_tokens", tokens, lines)
+    entries("break_even_tokens", break_even_tokens, lines)
     last_digit = 0.01  # ms: both intercepts are rounded to it, so their difference may be off by as much
     for gpu, (slope, intercept, fp8_slope, fp8_intercept) in lines.items():
         extra, saved = fp8_intercept - intercept, slope - fp8_slope
@@ -70,7 +70,14 @@ def break_even_tokens(tokens):
             "You subtracted the intercepts the other way round.": -extra / saved,
             "You added the slopes; their difference is what fp8 saves.": extra / (slope + fp8_slope),
         }
-        number(tokens[gpu], extra / saved, unit="tokens", absolute=1.001 * last_digit / saved, slips=slips, name=gpu)
+        number(
+            break_even_tokens[gpu],
+            extra / saved,
+            unit="tokens",
+            absolute=1.001 * last_digit / saved,
+            slips=slips,
+            name=gpu,
+        )
     return (
         'vLLM\'s own figures are 7,010 for the H100 and "roughly 4k" for the B200, where 0.03 ms is the difference of '
         "two rounded numbers: it may be 2,400 or 4,800 as well. On the H100 a chat of two thousand tokens is slower "
@@ -99,7 +106,9 @@ def quantize_int8(function):
         "That is 127 / max; the scale is max / 127, to be multiplied with.": 127 / 1.27,
         "That is the largest magnitude itself: divide it by 127.": 1.27,
     }
-    close(scale, [[[0.01]]], slips={text: [[[value]]] for text, value in scale_of.items()}, name="scale of the example")
+    slips = {text: [[[value]]] for text, value in scale_of.items()}
+    slips["That is one scale for all: each token and head has its own, so reduce over the last dimension only."] = 0.01
+    close(scale, [[[0.01]]], slips=slips, name="scale of the example")
     close(
         numbers,
         [[[[-127, 50, 100]]]],
@@ -420,8 +429,8 @@ def quantized_bytes_per_token(function):
 
 
 @exercise("06.8")
-def fp8_gain(gains):
-    entries("fp8_gain", gains, [2_048, 32_768])
+def fp8_gain(fp8_gain):
+    entries("fp8_gain", fp8_gain, [2_048, 32_768])
     weights, bf16 = L4["weights"], L4["bf16"]
     for context in (2_048, 32_768):
         cache = context * bf16
@@ -438,14 +447,14 @@ def fp8_gain(gains):
             "You took a quarter of the bf16 cache: fp8 is half of it.": 100
             * ((weights + cache) / (weights + cache / 4) - 1),
         }
-        number(gains[context], expect, unit="%", rel=5e-3, slips=slips, name=f"fp8_gain[{context}]")
+        number(fp8_gain[context], expect, unit="%", rel=5e-3, slips=slips, name=f"fp8_gain[{context}]")
 
 
 @exercise("06.9")
-def int4_speedup(speedup):
-    entries("int4_speedup", speedup, ["by bytes", "by instructions"])
+def int4_speedup(int4_speedup):
+    entries("int4_speedup", int4_speedup, ["by bytes", "by instructions"])
     number(
-        speedup["by bytes"],
+        int4_speedup["by bytes"],
         16 / 4.5,
         unit="times",
         rel=1.5e-2,
@@ -458,7 +467,7 @@ def int4_speedup(speedup):
         },
     )
     number(
-        speedup["by instructions"],
+        int4_speedup["by instructions"],
         2 * 6.2 / 7.7,
         unit="times",
         rel=1.5e-2,

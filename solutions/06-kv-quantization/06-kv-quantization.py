@@ -384,7 +384,7 @@ assert min(gone) > 0.1, "2 bits have 4 levels: what lies between them is lost"
 def quantized_bytes_per_token(geometry, bits, group, extra_bytes):
     """Bytes of cache for one token: all layers, K and V, scales and zeros included.
 
-    Example: Llama-3.1-8B, 4 bits, groups of 64, 4 extra bytes → 36,864.
+    Example: SmolLM2-135M, 8 bits, groups of 64, 4 extra bytes → 12,240.
     """
     ### BEGIN SOLUTION
     # HINT: How many numbers does a token have: K and V, layers, KV heads, head_dim?
@@ -676,6 +676,7 @@ ax = plots.curve(
     title=f"{len(caches)} ways to read a cache, batch {batch} ({card.name})",
 )
 recordings.beside(ax, batch, contexts[-1], spot.type)
+ax.set_ylim(0, 1.7 * ax.get_ylim()[1])  # room for the legend
 
 # %% [markdown]
 # Which of the stories does each line tell? Below float32 at the right end: less memory *and* less time. Above it: less

@@ -114,6 +114,11 @@ WRONG = {
     ],
     "05.4": [
         (change("money", "no caching", "G.plain - G.output"), "left the output out"),
+        (change("money", "no caching", "round(G.plain - G.output, 2)"), "left the output out"),
+        (
+            change("money", "cached", "(G.lengths[0] * G.written + sum(G.lengths[1:]) * G.hit) / 1e6 + G.output"),
+            "turn before it and not its own",
+        ),
         (change("money", "no caching", "10 * G.lengths[0] * G.paid / 1e6 + G.output"), "tokens a turn"),
         (
             change("money", "cached", "(G.lengths[-1] * G.paid + sum(G.lengths[:-1]) * G.hit) / 1e6 + G.output"),
@@ -572,5 +577,5 @@ RIGHT = {
 
 NEAR = {
     "05.3": [change("times_fewer", "P 512, u 512, B 8", 1.6)],
-    "05.4": [change("money", "cached", "0.45 - 0.333"), change("money", "cached", 0.12)],
+    "05.4": [change("money", "cached", "0.45 - 0.325"), change("money", "cached", 0.12)],
 }

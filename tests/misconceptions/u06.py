@@ -80,6 +80,10 @@ WRONG = {
         ),
         (int8("scale = (x.abs().amax() / 127).expand(x.shape[:-1])"), "One scale for the whole tensor"),
         (
+            int8("scale = x.abs().max() / 127", result="torch.round(x / scale).to(torch.int8), scale"),
+            "one scale for all",
+        ),
+        (
             int8(
                 "scale = x.abs().amax((-2, -1), keepdim=True) / 127",
                 result="torch.round(x / scale).to(torch.int8), scale[..., 0].expand(x.shape[:-1])",
