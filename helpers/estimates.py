@@ -59,14 +59,24 @@ class Table:
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
+        # JupyterLab sets every cell to the right, which suits numbers and no sentence.
+        sides = ["left" if _are_words(cells) else "right" for cells in zip(*self.rows, strict=True)]
+        sides = sides or ["left"] * len(self.columns)
+
         def row(cells, tag):
             # A key is one long word, which may break at its underscores where the page is narrow.
-            shown = (html.escape(cell).replace("_", "_<wbr>") for cell in cells)
-            return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in shown) + "</tr>"
+            shown = [html.escape(cell).replace("_", "_<wbr>") for cell in cells]
+            parts = [f'<{tag} style="text-align: {s}">{cell}</{tag}>' for cell, s in zip(shown, sides, strict=True)]
+            return f"<tr>{''.join(parts)}</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+
+
+def _are_words(cells: tuple[str, ...]) -> bool:
+    """Whether a column holds words: none of its cells begins as a number does, or one of them is a sentence."""
+    return max(map(len, cells)) > 24 or not any(re.match(r"[-+−×÷≈]? ?\d[\d.,]*(\s|\D?$)", cell) for cell in cells)
 
 
 class NoNumber(Friendly, ValueError):

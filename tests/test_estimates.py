@@ -27,7 +27,8 @@ def test_report_names_the_residual(capsys):
     text = repr(estimates.report("02"))
     assert "+30 %" in text and "the kernel, not memory" in text and "03.other" not in text and "live" in text
     page = estimates.report("02")._repr_html_()
-    assert "<td>+30 %</td>" in page and "<td>02.tpot_<wbr>ms_<wbr>at_<wbr>8192</td>" in page
+    assert 'right">+30 %</td>' in page and 'left">02.tpot_<wbr>ms_<wbr>at_<wbr>8192</td>' in page
+    assert 'right">measured</th>' in page and 'left">the kernel, not memory' in page
     estimates.measured("02.tpot_ms_at_8192", 78, residual="the kernel, not memory", verdict="busy")
     assert "busy: measure again" in repr(estimates.report("02")) and "the kernel" not in repr(estimates.report("02"))
     assert capsys.readouterr() == ("", "")
