@@ -31,6 +31,7 @@ from helpers import check, data, drawings, estimates, kernels, plots
 from helpers.caches import BlockPool, FullCache, PagedCache, SharedPrefixCache
 from helpers.clock import devices, sweeps
 from helpers.clock.timing import Clock
+from helpers.friendly import say
 from helpers.models import pretrained, text
 from helpers.models.counts import prefill_flops
 from helpers.progress import each
@@ -798,7 +799,7 @@ ax = plots.curve(
 ax.plot(contexts, bytes_ms, color=plots.GREY, linestyle=":", label="bytes ÷ card, both")
 ax.set_ylim(0, 1.6 * max(map(max, lines.values())))
 ax.legend()
-print(*{t.reason for t in timed.values()} - {""})
+say(*{t.reason for t in timed.values()} - {""})
 
 # %% [markdown]
 # Every step reads every row, whoever computed it, and the pairs above say how large a difference your clock
@@ -1099,7 +1100,7 @@ for series, case in enumerate(("plain", "cascade")):
     left = "perhaps arithmetic, the attention kernel, launches"
     estimates.measured(key, times[-1].ms, residual=left, verdict=times[-1].verdict)
 ax.set_ylim(0, 1.6 * max(t.ms for t in stepped.values()))
-print(*{t.reason for t in stepped.values()} - {""})
+say(*{t.reason for t in stepped.values()} - {""})
 
 # %% [markdown]
 # The weights are in every point and hide the attention. So take attention alone, at short prefixes too: one layer

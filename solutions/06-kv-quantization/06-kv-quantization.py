@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from helpers import check, data, drawings, estimates, plots
+from helpers.friendly import say
 from helpers.models.geometry import get
 
 plots.use()
@@ -663,7 +664,7 @@ for name in caches:
     key = f"06.tpot_ms_{name.replace(' ', '_')}"
     estimates.measured(key, last.ms, residual=left, verdict=last.verdict)
 reasons = {timed[name][c].reason for name in caches for c in contexts} - {""}
-print(*sorted(reasons), sep="\n")
+say(*sorted(reasons))
 
 # %% jupyter={"source_hidden": true}
 ax = plots.curve(
@@ -749,7 +750,7 @@ for heads in (1, 4):
     took = {name: alone[name, heads].median for name in ("float32", "int8", "int4")}
     parts = [f"{took[name] / took['float32']:.2f}" for name in ("int8", "int4")]
     rows.append([f"{heads}", *parts, min(took, key=took.get)])
-print(*sorted({t.reason for t in alone.values()} - {""}), sep="\n")
+say(*sorted({t.reason for t in alone.values()} - {""}))
 columns = ["query heads a KV head", "int8 ÷ float32", "int4 ÷ float32", "fastest here"]
 estimates.Table(columns, rows)
 

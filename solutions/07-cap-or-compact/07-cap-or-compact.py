@@ -564,6 +564,7 @@ plots.curve(
     ylabel="cost of 1,000 turns (USD)",
     title="Cost, the request for a summary included",
 )
+left.set_ylim(0, 1.5 * left.get_ylim()[1])  # room for the legend
 right.get_legend().remove()
 for ax in (left, right):
     ax.set_xticks(numbers[:: max(1, turns_said // 9)])
