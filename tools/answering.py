@@ -55,6 +55,7 @@ class Conversation:
         self.iterating = {}  # number of an iterator -> the table of the call that made it
         self.operate = None  # does operations on tensors that stay with the grader, during a call that is counted
         self.distant = {}  # number of such a tensor -> what stands for it here
+        self.kind = None  # the class of what stands for it
 
     def serve(self):
         """Do what is asked until ("return", …) ends a question of ours, or ("bye",) ends it all."""
@@ -218,7 +219,7 @@ class Conversation:
         return self.distant[number]
 
     def distant_kind(self, torch):
-        if not hasattr(self, "kind"):
+        if self.kind is None:
             there = self.there
 
             class Tensor(torch.Tensor):
@@ -273,7 +274,7 @@ class Conversation:
                 return {"yours": index}
         if isinstance(value, Theirs):
             return {"ref": object.__getattribute__(value, "__dict__")["_ref"]}
-        if type(value) is getattr(self, "kind", None):
+        if type(value) is self.kind:
             return {"ref": value.distant}
         if depth > DEEPEST:
             return {"opaque": "deeply nested value"}

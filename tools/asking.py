@@ -107,11 +107,7 @@ class Conversation:
                 from tools.operations import Operations
 
                 operations = Operations(counting)
-                args, kwargs = operations.distant(args), operations.distant(kwargs)
-
-                def operate(*asked):
-                    return operations.run(*asked)
-
+                args, kwargs, operate = operations.distant(args), operations.distant(kwargs), operations.run
             table = _Table(self, (args, kwargs))
             self.calls.append(table)
             try:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from helpers.check import CheckFailed
 from tests.misconceptions import harness
-from tools.source import kind, solution_notebook, text
+from tools.source import gives_shares, kind, solution_notebook, text
 from tools.units import ROOT, CourseError, find, write_whole
 
 PAGE = ROOT / "docs" / "exercises.md"
@@ -64,7 +64,7 @@ def graded(cells: list[dict]) -> dict[str, int]:
 def _in_parts(cells: list[dict], name: str) -> str:
     """What to say of an exercise that gives points for each of its numbers."""
     test = next((text(c) for c in cells if c["id"] == f"test-{_dashed(name)}"), "")
-    return ", for each number its share" if "check.share(" in test else ""
+    return ", for each number its share" if gives_shares(test) else ""
 
 
 def question(cells: list[dict], name: str) -> str:

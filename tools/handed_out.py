@@ -4,6 +4,7 @@ A variant's notebooks carry its mark, in their metadata and below their title; a
 of its own student's variant, or named.
 """
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -36,22 +37,29 @@ class HandedOut:
         found = [(s.unit.name, marks_in(s.path)) for s in submissions if s.path]
         records = folder.glob("*/keys/record.json") if any(marks for _, marks in found) else []
         for record in (cls(path.parents[1]) for path in sorted(records)):
-            of_its_units = [not marks.isdisjoint(record.variants) for name, marks in found if name in record._names()]
+            of_its_units = [not marks.isdisjoint(record.variants) for name, marks in found if name in record.names]
             if 2 * sum(of_its_units) > len(of_its_units):
                 return record
         return None
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The units that its variants have."""
+        entry = next(iter(self.variants.values()))
+        folder = self.folder / "keys" / entry["folder"] / "solutions"
+        return sorted(path.name for path in folder.glob("*") if path.is_dir())
 
     def unit(self, mark: str, name: str) -> Unit:
         """The unit `name` as the variant `mark` has it: its reference, and what was released."""
         unit = Unit(self.folder / "keys" / self.variants[mark]["folder"], name)
         if not unit.solution.exists():
-            raise CourseError(f"{self.folder} has no {name}: it was made for {', '.join(self._names()) or 'no unit'}")
+            raise CourseError(f"{self.folder} has no {name}: it was made for {', '.join(self.names) or 'no unit'}")
         return unit
 
     def units(self, units: list[Unit], chosen: bool) -> list[Unit]:
         """Those of `units` that the variants have, as the first of them has them; all must be there if `chosen`."""
         first = next(iter(self.variants))
-        return [self.unit(first, u.name) for u in units if chosen or u.name in self._names()]
+        return [self.unit(first, u.name) for u in units if chosen or u.name in self.names]
 
     def given(self) -> dict[str, dict]:
         """The givens of the first of the variants, by the unit's number."""
@@ -81,11 +89,6 @@ class HandedOut:
     def _mark_of(self, submission: Submission) -> str | None:
         names = (submission.student, submission.lms_id) if self.personal else (None,)
         return next((self.learners[name] for name in names if name in self.learners), None)
-
-    def _names(self) -> list[str]:
-        entry = next(iter(self.variants.values()))
-        folder = self.folder / "keys" / entry["folder"] / "solutions"
-        return sorted(path.name for path in folder.glob("*") if path.is_dir())
 
 
 def of_the_course(submission: Submission) -> None:

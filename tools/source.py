@@ -30,6 +30,11 @@ def exercise_id(cell: dict) -> str:
     return cell["metadata"]["nbgrader"]["grade_id"].split("-", 1)[1].replace("-", ".")
 
 
+def gives_shares(test: str) -> bool:
+    """Whether a test cell gives points for each right part, and not all or none: its last line says how many."""
+    return test.rstrip().rpartition("\n")[2].startswith("check.share(")
+
+
 def solution_notebook(unit: Unit) -> dict:
     """The notebook (nbformat 4.5, as plain JSON) that `unit.source` describes.
 

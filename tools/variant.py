@@ -22,7 +22,7 @@ from unittest import mock
 from helpers import check
 from tests.misconceptions import harness
 from tools import build, givens
-from tools.source import exercise_id, kind, solution_notebook, text
+from tools.source import exercise_id, gives_shares, kind, solution_notebook, text
 from tools.units import ROOT, CourseError, Unit, find, notebook_text, write_whole
 
 TRIES = 60
@@ -240,7 +240,7 @@ def _folder_of(learner: str | None) -> str:
 def _points(made: dict, exercise: str) -> float | None:
     """The points of an exercise whose test cell ends with a share of them; None for one that gives all or none."""
     cell = next(c for c in made["cells"] if kind(c) == "test" and exercise_id(c) == exercise)
-    return cell["metadata"]["nbgrader"]["points"] if "check.share(" in text(cell) else None
+    return cell["metadata"]["nbgrader"]["points"] if gives_shares(text(cell)) else None
 
 
 def _leaves(answers: dict) -> Iterator[tuple[str, object]]:

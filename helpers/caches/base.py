@@ -17,6 +17,8 @@ from helpers.models import rope
 from helpers.models.geometry import Geometry
 from helpers.numbers import check_int
 
+CHUNK = 1024  # tokens that `fill` draws at a time
+
 
 class CacheFull(ValueError):
     """A sequence does not fit the capacity that the cache was built with."""
@@ -190,7 +192,7 @@ class KVCache(ABC):
         lengths[sequence] = length
         self._move(lengths)
 
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
+    def fill(self, length: int) -> None:
         """Append random keys and values until `length` tokens are held: a long history without paying its prefill.
 
         The time of a decode step does not depend on the values, only on how many there are.
@@ -200,17 +202,23 @@ class KVCache(ABC):
         """
         self._check_range(length)
         self.rewind(self._least)
-        generator = torch.Generator(device="cpu").manual_seed(seed)
+        layers, generator = self.geometry.layers, self._generator()
         heads, *widths = self._entry
-        for start in range(self._least, length, chunk):
-            shapes = [(self.batch, heads, min(chunk, length - start), width) for width in widths]
-            k, v = (torch.randn(shape, generator=generator).to(self.device, self.dtype) for shape in shapes)
-            for layer in range(self.geometry.layers):
-                self.append(layer, k, v)
+        for start in range(self._least, length, CHUNK):
+            tokens = min(CHUNK, length - start)
+            # Each layer takes its tokens one further on: unlike all others, for little more than one layer costs.
+            shapes = [(self.batch, heads, tokens + layers - 1, width) for width in widths]
+            drawn = [torch.randn(s, generator=generator, dtype=self.dtype, device=self.device) for s in shapes]
+            for layer in range(layers):
+                self.append(layer, *(x[:, :, layer : layer + tokens] for x in drawn))
 
     # What follows is for caches, not for those who use them.
 
     _least = 0  # the shortest length a sequence can have
+
+    def _generator(self) -> torch.Generator:
+        """What `fill` draws with, on the device that holds the cache: the same each time."""
+        return torch.Generator(device=self.device).manual_seed(0)
 
     def _check_range(self, length: int) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or not self._least <= length <= self.capacity:

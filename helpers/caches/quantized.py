@@ -250,8 +250,8 @@ class Int4ChannelCache(OverwritingCache, QuantizedCache):
         super()._move(lengths)
         self._exact = min(self._exact, lengths[0] - lengths[0] % self.block if lengths[0] else 0)
 
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
-        super().fill(length, seed, chunk)
+    def fill(self, length: int) -> None:
+        super().fill(length)
         self._drawn, self._came = length, None
 
 

@@ -63,13 +63,12 @@ class SinkBuffers(OverwritingCache):
         lost = came > self.rows and self.sinks < length < came
         return "tokens that its window needs were overwritten" if lost else None
 
-    def fill(self, length: int, seed: int = 0, chunk: int = 1024) -> None:
+    def fill(self, length: int) -> None:
         """Random rows, and a length of `length`: what the ring would hold is all that is drawn."""
         self._check_range(length)
-        generator = torch.Generator(device="cpu").manual_seed(seed)
-        for layer in range(self.geometry.layers):
-            for buffer in (self.keys[layer], self.values[layer]):
-                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        generator = self._generator()
+        for buffer in (self.keys, self.values):
+            buffer.normal_(generator=generator)
         self._drawn, self._came = self.rows, None
         self.rewind(length)
 

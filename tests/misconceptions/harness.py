@@ -21,7 +21,7 @@ import torch
 import tools.units
 from helpers import check
 from tools import givens
-from tools.source import exercise_id, kind, solution_notebook, text
+from tools.source import exercise_id, gives_shares, kind, solution_notebook, text
 from tools.units import ROOT, find
 
 STUB = "# YOUR CODE HERE"
@@ -215,9 +215,7 @@ def _execute(source: str, space: dict, filename: str) -> float | None:
     # Registered, so that a message can quote the line of the learner's code.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree, last = ast.parse(source), None
-    end = tree.body[-1] if tree.body else None
-    if isinstance(end, ast.Expr) and ast.unparse(end).startswith("check.share("):
-        del tree.body[-1]
-        last = compile(ast.Expression(end.value), filename, "eval")
+    if gives_shares(source):
+        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
     exec(compile(tree, filename, "exec"), space)
     return None if last is None else eval(last, space)
