@@ -28,7 +28,7 @@ def asked():
     """asked(cell) runs a notebook cell and returns the conversation about its names; both ends are in this process."""
     opened = []
 
-    def start(cell, seconds=20):
+    def start(cell, seconds=120):
         here, there = socket.socketpair()
         names = {"__name__": "__main__"}
         exec(compile(cell, "<cell>", "exec"), names)
