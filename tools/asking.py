@@ -360,7 +360,8 @@ class _Table:
             elif _is_tensor(thing) or isinstance(thing, np.ndarray):
                 made.append(("whole", thing))
             else:
-                made.append(("bare", _value_class(thing)))
+                kind = _value_class(thing)
+                made.append(("bare", (kind, _overridden(type(thing), kind))))
         return self.conversation.dumps(made, None)
 
     def contents(self) -> list[bytes]:
@@ -477,6 +478,12 @@ def _value_class(value) -> type | None:
         if kind.__module__.startswith(VALUES) and "<locals>" not in kind.__qualname__:
             return kind
     return None
+
+
+def _overridden(kind: type, base: type) -> list[str]:
+    """Methods of `base` that a check's own class has in their place."""
+    own = dict.fromkeys(name for part in kind.__mro__[: kind.__mro__.index(base)] for name in vars(part))
+    return [name for name in own if not name.startswith("__") and callable(getattr(base, name, None))]
 
 
 def _frozen(value) -> bool:

@@ -170,6 +170,23 @@ def test_an_engine_of_the_course_travels_with_its_state(asked):
     assert cache.mark == 0 and cache.next_token(1) == 1 and cache.next_token(0) == 0
 
 
+def test_what_a_check_has_the_learner_write_is_not_the_courses_own_over_there(asked):
+    class Yours(BlockManager):
+        def take(self):
+            return take(self)
+
+    conversation = asked("def take(pool): return pool.take()\ndef let_go(pool): pool.let_go(pool.table[0])")
+    take = conversation.value("take")
+    with pytest.raises(RecursionError, match="call itself"):
+        take(Yours(2, 4))
+    pool = Yours(2, 4)
+    pool.references[0], pool.table = 1, [0]
+    conversation.value("let_go")(pool)
+    assert pool.references[0] == 0, "what it does not override is there"
+    assert take(BlockManager(2, 4)) == 0
+    assert type(answering.bare(BlockManager, ["take"])).__module__ == BlockManager.__module__
+
+
 @pytest.mark.parametrize("lie", ["pool.let_go = print", "pool.free = iter([1])", "pool.free = lambda: 0"])
 def test_what_a_check_looks_at_cannot_be_made_to_answer(asked, lie):
     pool = BlockManager(2, 4)
