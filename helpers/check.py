@@ -422,8 +422,9 @@ def close(
     )
 
 
-def call(function: Callable, *arguments, **options):
-    """Call the learner's function, for CALL_SECONDS at most; a result of None is a stub, or a forgotten `return`."""
+def call(function: Callable, *arguments, _gives="`return`", **options):
+    """Call the learner's function, for CALL_SECONDS at most; a result of None is a stub, or a forgotten `return`
+    (or `yield`, when that is what `_gives` its results)."""
     with _limit(CALL_SECONDS):
         result = function(*arguments, **options)
     if result is None:
@@ -433,7 +434,7 @@ def call(function: Callable, *arguments, **options):
             if "YOUR CODE HERE" in inspect.getsource(function) if blank is None else blank:
                 raise _blank(f"{function.__name__}()")
         name = getattr(function, "__name__", "your function")
-        raise Wrong(f"{name} returns None: a `return` line is missing.")
+        raise Wrong(f"{name} returns None: a {_gives} line is missing.")
     return result
 
 

@@ -12,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -144,7 +144,9 @@ class Timing:
         """Why the verdict is not "ok", with what to do; empty when it is."""
         return {"impossible": IMPOSSIBLE, "busy": BUSY, "ok": ""}[self.verdict]
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> str:
+        """What was measured, with the verdict and without its reason."""
         text = (
             f"{pretty_seconds(self.median)} ± {pretty_seconds(self.spread)}"
             f" (best {pretty_seconds(self.best)}, {len(self.samples)} samples)"
@@ -152,8 +154,23 @@ class Timing:
         if self.partial:
             text += " [partial: interrupted]"
         if self.verdict != "ok":
-            text += f" [{self.verdict}]\n{wrapped(self.reason)}"
+            text += f" [{self.verdict}]"
         return text
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [self.line, wrapped(self.reason)]))
+
+
+def listed(timings: dict[str, Timing]) -> str:
+    """A line for each timing of a sweep; below them each reason to doubt some of them, once."""
+    wide = max(map(len, timings))
+    lines = [f"{label:>{wide}}: {timing.line}" for label, timing in timings.items()]
+    return "\n".join([*lines, *sorted({wrapped(timing.reason) for timing in timings.values() if timing.reason})])
+
+
+def doubt(timings: Iterable[Timing]) -> str:
+    """A note for a title: " [busy]" where one of the timings is, nothing where all can be trusted."""
+    return "".join(f" [{verdict}]" for verdict in sorted({timing.verdict for timing in timings} - {"ok"}))
 
 
 @dataclass(frozen=True)

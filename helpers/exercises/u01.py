@@ -93,6 +93,7 @@ def intensity_of_each_phase(
         slips={
             "You read the weights again for every token; one pass over them serves all 1,024.": 1.0,
             one_byte: (2 * intensity, 2 * PROMPT),
+            "You multiplied by the 1,024 tokens again: they are in the prefill's FLOPs already.": PROMPT * intensity,
             "You counted one FLOP for each weight, or four bytes: bf16 has two.": (intensity / 2, PROMPT / 2),
             "That is bytes for each FLOP: turn it over.": 1 / intensity,
         },
@@ -252,7 +253,7 @@ def generates_with_a_cache(generate):
     for count in (1, 8):
         expect = _recomputed(decoder, prompt, count + 1)
         counted, cache = Counted(decoder), FullCache(TINY, capacity=64, backend="reference")
-        stream = call(generate, counted, cache, prompt.clone(), count)
+        stream = call(generate, counted, cache, prompt.clone(), count, _gives="`yield`")
         require(
             inspect.isgenerator(stream) or hasattr(stream, "__next__"),
             f"generate returns a {type(stream).__name__} when all is done; `yield` each token as soon as it "
@@ -270,8 +271,8 @@ def generates_with_a_cache(generate):
         steps = sum(kind == "decode" for kind, _ in counted.calls)
         require(
             steps == count - 1,
-            f"for count={count} decode ran {steps} times; the first token comes out of the prefill, so {count - 1} "
-            "would do. A step whose token nobody reads is wasted.",
+            f"decode steps for count={count}: {steps}; the first token comes out of the prefill, so {count - 1} would "
+            "do. A step whose token nobody reads is wasted.",
         )
     said = "8 tokens identical to recomputing: 1 prefill, 7 decode steps"
     if ahead:

@@ -149,6 +149,7 @@ def check_saved_percent(saved_percent):
         if name == "V2 at 6 bits":
             slips["You did not use the 6 bits: this is the saving at equal precision."] = 100 * (1 - after / before)
             slips["You used 8 bits; the paper's cache has 6 on average."] = 100 * (1 - after / 2 / before)
+            slips["That is 6 bytes an element: 8 bits are a byte."] = 100 * (1 - 3 * after / before)
         number(value, 100 * (1 - left / before), absolute=0.06, rel=0, unit="%", slips=slips, name=name)
     return (
         f"{100 * (1 - after / before):.1f} % is what the architecture saves. The rest of the 93.3 % is quantization, "
@@ -169,6 +170,9 @@ def check_grouped_attention(fn):
     expect = repeat_kv_decode(q, k, v)
     group = q_heads // kv_heads
 
+    interleaved = [head % kv_heads for head in range(q_heads)]
+    strided = [rank * kv_heads + head for head in range(kv_heads) for rank in range(group)]
+
     def form(q=q, k=k, v=v, scale=width**-0.5, heads=None):
         heads = heads or [head // group for head in range(q_heads)]
         weights = ((q[:, :, None] * k[:, heads]).sum(-1) * scale).softmax(-1)
@@ -185,9 +189,11 @@ def check_grouped_attention(fn):
             "You forgot to scale the scores by head_dim ** -0.5.": form(scale=1.0),
             "You divided by head_dim; scores are divided by its square root.": form(scale=1 / width),
             "Query heads went to the wrong KV heads: head i belongs to KV head i // group, so neighbours share. View "
-            "q as [batch, kv_heads, group, head_dim], in this order.": form(
-                heads=[head % kv_heads for head in range(q_heads)]
-            ),
+            "q as [batch, kv_heads, group, head_dim], in this order.": form(heads=interleaved),
+            "Query heads went to the wrong KV heads, and come back in another order than they came: head i belongs to "
+            "KV head i // group. View q as [batch, kv_heads, group, head_dim], with no transpose.": form(
+                heads=interleaved
+            )[:, strided],
             "You softmaxed over the wrong axis: weights add up to 1 over the context.": _wrong_axis(q, k, v, group),
             "You skipped the softmax.": _no_softmax(q, k, v, group),
         },

@@ -263,7 +263,13 @@ def smallest_safe_window(function):
     slips = {"The windows need not come in order: sort them first.": [w for w in curve if w != 512]}
     number(asked(shuffled, 10.0, 0.15), 512, unit="tokens", rel=0, slips=slips, name=f"shuffled, {case}")
     edge = {"A window exactly at the budget is within it: use <=.": 1_024}
-    number(asked({512: 12.5, 1_024: 11.0}, 10.0, 0.25), 512, rel=0, slips=edge, name="at the edge (12.5 of 12.5)")
+    number(
+        asked({512: 12.5, 1_024: 11.0}, 10.0, 0.25),
+        512,
+        rel=0,
+        slips=edge,
+        name="at the edge (12.5 of 12.5), the window",
+    )
     other = {
         "The budget is a share of the dense perplexity, not an addition to it: dense · (1 + allowed).": 1_024,
         "You compared with a fixed perplexity; use `dense`.": 512,
@@ -273,11 +279,18 @@ def smallest_safe_window(function):
         256,
         rel=0,
         slips=other,
-        name="with dense 20.0",
+        name="with dense 20.0, the window",
     )
     bumpy = {128: 10.9, 256: 12.0, 512: 10.8, 1_024: 10.2}
     slips = {"128 is within the budget by luck: 256 is not. Safe is a window from which on all are within.": 128}
-    number(asked(bumpy, 10.0, 0.10), 512, unit="tokens", rel=0, slips=slips, name="with a bump at 256")
+    number(
+        asked(bumpy, 10.0, 0.10),
+        512,
+        unit="tokens",
+        rel=0,
+        slips=slips,
+        name="with a bump at 256, the window",
+    )
     got = function({128: 30.0, 256: 20.0}, 10.0, 0.10)
     require(
         got is None,
@@ -289,6 +302,7 @@ def smallest_safe_window(function):
         within = [w for w in curve if all(curve[v] <= dense * (1 + allowed) for v in curve if v >= w)]
         name = f"on the recorded curve, {100 * allowed:.0f} %"
         number(asked(curve, dense, allowed), min(within), unit="tokens", rel=0, name=name)
+    return "nine curves and budgets, one with a bump, one without a safe window"
 
 
 def _gb(g: Geometry, rows: int) -> float:
@@ -328,7 +342,9 @@ def _row_slips(token: int, sinks: int, window: int) -> dict[str, float]:
         "One row off: token `sinks` lies in row `sinks`.": [sinks + (token - sinks + one) % window for one in (-1, 1)],
     }
     if token < sinks:
-        slips = {"A sink is not in the ring: its row is its own number, always.": sinks + (token - sinks) % window}
+        ring = (token - sinks) % window
+        own = "A sink is not in the ring: its row is its own number, always."
+        slips = {own: [sinks + ring, ring, sinks + token % window]}
     return {message: value for message, value in slips.items() if value != right}
 
 

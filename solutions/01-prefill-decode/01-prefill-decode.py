@@ -60,10 +60,11 @@ def write_one_token():
 
 # %%
 both = {"prompt": read_the_prompt, "answer": write_one_token}
-timed = timing.Clock(where).sweep(both, 2.0, min_samples=4, label="both phases")
-per_token = [timed["prompt"].ms / 256, timed["answer"].ms]
+first = timing.Clock(where).sweep(both, 2.0, min_samples=4, label="both phases")
+per_token = [first["prompt"].ms / 256, first["answer"].ms]
 names = ["of a 256-token prompt", "of the answer"]
 title = f"What one token costs on this machine ({where.type})"
+title += timing.doubt(first.values())
 _ = plots.bars(None, names, per_token, ylabel="time for each token (ms)", title=title)
 
 # %% [markdown]
@@ -475,13 +476,14 @@ seconds = 5 if budget == "quick" else 30
 timed = clock.sweep(
     {n: prefill_step(n) for n in prompts}, seconds, min_samples=5, label="prefill"
 )
-print(*(f"{n:5,} tokens: {t}" for n, t in timed.items()), sep="\n")
+print(timing.listed({f"{n:,} tokens": t for n, t in timed.items()}))
 
 # %%
 measured = [n / timed[n].median for n in prompts]
 spread = [n / timed[n].median ** 2 * timed[n].spread for n in prompts]
 labels = dict(xlabel="prompt (tokens)", ylabel="prefill rate (tokens/s)")
-labels |= dict(title=f"Prefill, {g.name}, {card.name}", xlog=True, ylog=True)
+title = f"Prefill, {g.name}, {card.name}{timing.doubt(timed.values())}"
+labels |= dict(title=title, xlog=True, ylog=True)
 _ = plots.prediction(None, prompts, predicted, measured, spread, **labels)
 for n, rate in zip(prompts, measured, strict=True):
     key, rest = f"01.prefill_tokens_per_second_{n}", "perhaps attention, small kernels"
@@ -514,7 +516,7 @@ floors = {b: read[b] / card.read_bytes_per_second for b in batches}
 seconds = 4 if budget == "quick" else 20
 at_128 = {b: p.at(128) for b, p in points.items()}
 steps = clock.sweep(at_128, seconds, floors=floors, label="decode")
-print(*(f"batch {b:2}: {t}" for b, t in steps.items()), sep="\n")
+print(timing.listed({f"batch {b}": t for b, t in steps.items()}))
 
 # %% [markdown]
 # What one pass reads. A prompt, however long, and a batch, however large, need the weights once. A step of the answer
@@ -536,7 +538,8 @@ floor = [b / card.floor_seconds(read[b], flops[b]) for b in batches]
 rates = [b / steps[b].median for b in batches]
 widths = [b / steps[b].median ** 2 * steps[b].spread for b in batches]
 labels = dict(xlabel="batch (sequences)", ylabel="decode rate (tokens/s)")
-labels |= dict(title=f"Decode at 128 tokens of context, {g.name}", xlog=True)
+title = f"Decode at 128 tokens of context, {g.name}{timing.doubt(steps.values())}"
+labels |= dict(title=title, xlog=True)
 _ = plots.prediction(None, batches, floor, rates, widths, **labels)
 rest = "perhaps norms, launches, Python"
 estimates.predict("01.decode_ms_batch_1", 1e3 * floors[1], "ms")
@@ -662,8 +665,9 @@ def decode_percent(prompt, outputs):
 share = [[decode_percent(c, n) for c in contexts] for n in answers]
 labels = dict(xlabel="prompt (tokens)", ylabel="output (tokens)")
 labels |= dict(unit="decode's share of the time (%)", form="{:.0f}")
-title, columns = "Llama-3.1-8B, A100, batch 1", [f"{c:,}" for c in contexts]
-_ = plots.heat(None, share, answers, columns, title=title, **labels)
+rows, columns = ([f"{n:,}" for n in sizes] for sizes in (answers, contexts))
+labels |= dict(title="Llama-3.1-8B, A100, batch 1")
+_ = plots.heat(None, share, rows, columns, **labels)
 
 # %% [markdown]
 # Follow a row: for a fixed answer, a longer prompt makes **prefill** more important, the opposite of the rule. With

@@ -27,8 +27,7 @@ import torch.nn.functional as F
 
 from helpers import check, data, drawings, estimates, plots
 from helpers.caches import BlockPool, FullCache, PagedCache
-from helpers.clock import devices, sweeps
-from helpers.clock.timing import Clock
+from helpers.clock import devices, sweeps, timing
 from helpers.exercises.traffic import Traffic
 from helpers.models import pretrained, text
 from helpers.models.counts import decode_flops, prefill_flops
@@ -452,13 +451,6 @@ def serve(arrivals, token_budget, blocks=128):
     return served.run(arrivals), served
 
 
-def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach
-    from."""
-    verdicts = sorted({t.verdict for t in timings} - {"ok"})
-    return "".join(f" [{verdict}]" for verdict in verdicts)
-
-
 # %%
 few = [Arrival(0.01 * i, tuple(words[50 * i : 50 * i + 40]), 8) for i in range(4)]
 same = 0
@@ -575,7 +567,7 @@ for b in batches:
     steps[b] = point.at(held_tokens)
     flops = decode_flops(g, held_tokens + 1, b)
     step_floor[b] = card.floor_seconds(point.bytes_at(held_tokens), flops)
-timed = Clock(spot).sweep(steps, 2, min_samples=5, label="batches")
+timed = timing.Clock(spot).sweep(steps, 2, min_samples=5, label="batches")
 
 # %%
 predicted = [b / step_floor[b] for b in batches]
@@ -597,7 +589,7 @@ ax = plots.prediction(
     [b * timed[b].spread / timed[b].median ** 2 for b in batches],
     xlabel="batch (sessions)",
     ylabel="throughput (tokens/s)",
-    title=f"SmolLM2-135M, {held_tokens} tokens a session{doubt(timed.values())}",
+    title=f"SmolLM2-135M, {held_tokens} tokens a session{timing.doubt(timed.values())}",
     xlog=True,
     ylog=True,
 )
@@ -645,7 +637,7 @@ cost_floor = [
     sum(chunk_floor(s, min(s + size, long)) for s in range(0, long, size))
     for size in sizes
 ]
-cost = Clock(spot).sweep(
+cost = timing.Clock(spot).sweep(
     {size: partial(read_in, size) for size in sizes}, 3, min_samples=3, label="chunks"
 )
 
@@ -662,7 +654,7 @@ ax = plots.prediction(
     xlabel="chunk (tokens)",
     ylabel="time of the whole prompt (ms)",
     title=f"A prompt of {long:,} tokens: what chunks cost its "
-    f"user{doubt(cost.values())}",
+    f"user{timing.doubt(cost.values())}",
     xlog=True,
 )
 for size, floor in zip(sizes, cost_floor, strict=True):
@@ -747,7 +739,7 @@ for size in chunk_sizes:
     apart, joint = partial(one_after_the_other, size), partial(one_pass, size)
     off = (torch.cat(joint()) - torch.cat(apart())).abs().max()
     estimates.predict(key, share_left(size), "1")
-    pair = Clock(spot).compare(apart, joint, budget_seconds=1.5, min_pairs=8)
+    pair = timing.Clock(spot).compare(apart, joint, budget_seconds=1.5, min_pairs=8)
     estimates.measured(key, pair.ratio, residual="perhaps kernels below the peak")
     print(f"a chunk of {size} beside {chats} answers: one pass ÷ one after the other")
     print(f"   predicted {share_left(size):.2f}, measured {pair}; off by {off:.0e}")
@@ -789,7 +781,7 @@ for name, way in ways.items():
         f"{name}: {counted.bytes / 1e6:.2f} MB counted, {attention[name]:.2f} predicted"
     )
 calls = [partial(way, *heads) for way in ways.values()]
-tiles_pair = Clock(spot).compare(*calls, budget_seconds=1, min_pairs=10)
+tiles_pair = timing.Clock(spot).compare(*calls, budget_seconds=1, min_pairs=10)
 print(f"time of the tiles ÷ time with scores written out: {tiles_pair}")
 
 # %% [markdown]
@@ -821,7 +813,7 @@ for n in (1, pieces):
         split(n)
     print(f"pieces: {n}, keys and values read: {counted.read_bytes / 1e6:.1f} MB")
 print(f"largest difference: {(split(1) - split(pieces)).abs().max():.0e}")
-split_pair = Clock(spot).compare(
+split_pair = timing.Clock(spot).compare(
     partial(split, 1), partial(split, pieces), budget_seconds=1, min_pairs=10
 )
 if split_pair.differs:

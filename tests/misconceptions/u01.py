@@ -57,6 +57,7 @@ WRONG = {
         ("prefill_intensity = 2 * prefill_intensity", "one byte for each weight"),
         ("prefill_intensity = prefill_intensity / 2", "four bytes"),
         ("prefill_intensity = 1 / prefill_intensity", "turn it over"),
+        ("prefill_intensity = 1_024 * prefill_intensity", "1,024 tokens again"),
         ("decode_intensity = 2.0", "one byte for each weight"),
         ("decode_intensity = 0.5", "one FLOP for each weight"),
         ("decode_intensity = prefill_intensity", "one single token"),
@@ -101,6 +102,7 @@ WRONG = {
          "        prompt = torch.cat([prompt, torch.tensor([token])])", "recomputes what the cache already "
          "holds"),
         (changed(GENERATE, ("        if step < count - 1:\n    ", "")), "the first token comes out"),
+        ("def generate(decoder, cache, prompt, count):\n    decoder.prefill(prompt[None], cache)", "a `yield` line"),
         (changed(GENERATE, ("torch.tensor([token])", "prompt[-1:]")), "what does decode get"),
         (changed(GENERATE, ("range(count)", "range(count - 1)")), "you yield 0 tokens"),
         (changed(GENERATE, ("range(count)", "range(count + 1)")), "does not stop after"),

@@ -59,10 +59,19 @@ WRONG = {
         (SAVED.format('{"both bfloat16": 0.8224}'), "per cent are asked for"),
         (SAVED.format('{"both bfloat16": 17.76}'), "what is left"),
         (SAVED.format('{"V2 at 6 bits": 91.12}'), "8 bits"),
+        (SAVED.format('{"V2 at 6 bits": 46.71}'), "6 bytes an element"),
         (SAVED.format('{"both bfloat16": 71.875}'), "different numbers of layers"),
         (SAVED.format('{"V2 at 6 bits": 15.0}'), "how many times smaller"),
     ],
     "03.4": [
+        (
+            grouped(
+                "rows = q.view(batch, group, kv_heads, head_dim).transpose(1, 2)\n"
+                "scores = rows @ k.transpose(2, 3) * head_dim**-0.5\n"
+                "return (scores.softmax(-1) @ v).reshape(q.shape)"
+            ),
+            "in another order than they came",
+        ),
         (
             grouped(
                 "k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)\n"

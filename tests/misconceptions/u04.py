@@ -128,6 +128,7 @@ WRONG = {
         (row_of("token if token < sinks else sinks + (token - sinks) % (sinks + window)"), "remainder by `window`"),
         (row_of("token if token < sinks else sinks + (token - sinks - 1) % window"), "One row off"),
         (row_of("sinks + (token - sinks) % window"), "its own number"),
+        (row_of("sinks + token % window"), "its own number"),
     ],
     "04.6": [
         (places("return [tokens[rows.index(r)] for r in range(len(rows))]"), "places in the text"),
