@@ -6,6 +6,7 @@ lab` has every kernel do so from its start, so that it also works after a restar
 """
 
 import ast
+import difflib
 import dis
 import os
 import re
@@ -72,8 +73,10 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
 def absent(error: BaseException, space: dict, unit: str) -> str | None:
     """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error."""
     known = hints.unit(unit) if isinstance(error, NameError) and error.name not in space else {}
-    if not known or error.name not in {*known["answers"], *known["names"]}:
+    if not known or error.name not in (ours := {*known["answers"], *known["names"]}):
         return None
+    if alike := difflib.get_close_matches(error.name, space.keys() - ours, 1, 0.85):
+        return f"`{error.name}` is not there, and `{alike[0]}` is: keep the name that the notebook gives."
     return (
         f"`{error.name}` is not there yet: the kernel was restarted, or a cell above was not run. In the menu, "
         "Run → Run All Above Selected Cell; then run this cell again. Where that stops at a test that does not "

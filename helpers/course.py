@@ -18,6 +18,7 @@ from helpers import estimates, hints, plots
 
 FOLDER = Path(__file__).parent / "data"
 BAR = 10  # characters
+LEFT = ' style="text-align: left"'
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ class Standing:
 
     def _repr_html_(self) -> str:
         cells = [
-            f'<tr><td{estimates.WORDS}><a href="{u.link}">{u.number} {html.escape(u.title)}</a></td>'
+            f'<tr><td{LEFT}><a href="{u.link}">{u.number} {html.escape(u.title)}</a></td>'
             f"<td><code>{_bar(got, most)}</code></td><td>{got:g} of {most:g}</td><td>{guesses or ''}</td></tr>"
             for u, got, most, guesses in self.rows
         ]
-        head = f"<tr><th{estimates.WORDS}>unit</th><th></th><th>points</th><th>guesses that were measured</th></tr>"
+        head = f"<tr><th{LEFT}>unit</th><th></th><th>points</th><th>guesses that were measured</th></tr>"
         step = html.escape(self.next_step)
         if self.following:
             unit = self.following[0]

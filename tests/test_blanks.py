@@ -67,6 +67,12 @@ def test_a_name_of_a_cell_above_is_told_from_a_typing_mistake(name, source, expl
     assert ("Run All Above" in why and f"`{name}`" in why) if explained else why is None
 
 
+def test_a_mistyped_answer_is_not_called_a_restart():
+    missing = NameError("name 'kv_bytes' is not defined", name="kv_bytes")
+    assert "`kv_byte` is" in blanks.reason(missing, "grade(kv_bytes)", {"kv_byte": 1, "kb": 2}, "04")
+    assert "Run All Above" in blanks.reason(missing, "grade(kv_bytes)", {"kb": 2, "attend": 3}, "04")
+
+
 def test_a_blank_is_found_behind_a_name_that_failing_cells_did_not_set():
     error, ran = NameError("name 'model' is not defined", name="model"), ["np = attend(1)", "model = np + 1"]
     why = blanks.reason(error, "model.decode()", {"attend": stub}, "04", ran)

@@ -293,6 +293,8 @@ def next_step(function):
 
     def told(decoding, left, budget, expect, why):
         got = given(decoding, list(left), budget)
+        if min(got) < 0:
+            why = "Nothing is left, and a chunk is never less than nothing."
         require(got == expect, f"{case.format(decoding, left, budget, got)} {why}")
 
     told(0, [30], 100, [30], "A prompt cannot get more tokens than it has left.")

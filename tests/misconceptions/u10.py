@@ -113,6 +113,7 @@ WRONG = {
         (planning(room="budget - decoding"), "never less than nothing"),
         (planning(chunk="room"), "more tokens than it has left"),
         (planning(less="pass"), "not beyond the budget"),
+        (planning(less="room -= tokens"), "never less than nothing"),
         (
             planned("room = max(0, budget - decoding)", "return [min(left[0], room)] + [0] * (len(left) - 1)"),
             "goes to the next",
