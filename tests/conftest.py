@@ -1,6 +1,8 @@
-"""In which order the files go to the workers of `make test`: what takes long begins first."""
+"""In which order the files go to the workers of `make test`: what takes long begins first. And `one_thread`."""
 
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 # 20 s of CPU or more each, the longest first. Whoever comes last leaves the other worker without work.
@@ -28,3 +30,17 @@ def pytest_collection_modifyitems(items):
     missing = [str(path) for path in PLACE if not path.exists()]
     assert not missing, f"no such files, correct LONG in tests/conftest.py: {missing}"
     items.sort(key=lambda item: PLACE.get(item.path, len(PLACE)))
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For thousands of tiny steps: several threads would mostly wait for one another."""
+    import numba
+    import torch
+
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads[0])
+    numba.set_num_threads(threads[1])

@@ -6,7 +6,6 @@ The judge is a recomputation: a new cache of the same kind, one sequence in it, 
 import functools
 import inspect
 
-import numba
 import pytest
 import torch
 
@@ -32,6 +31,7 @@ from helpers.models.counts import kv_bytes
 from helpers.models.decoder import Decoder
 from helpers.models.geometry import MLA, Geometry
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CAPACITY, PROMPT = 96, 7
 KEYS = Geometry("keys", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=32, intermediate=96, vocab=101)
 LATENTS = KEYS.replace(name="latents", kv_heads=4, head_dim=48, mla=MLA(32, 16, 32, 24))
@@ -77,17 +77,6 @@ ONE_LENGTH = ("SinkCache", "SinkCache, roomy", "Int4ChannelCache")  # all their 
 # Answer otherwise than a full cache, on purpose: they drop, round, or begin with a prefix.
 OTHERWISE = ("RoundTripCache", "SharedPrefixCache", "SinkCache", "Int8Cache", "Int8Cache, naive")
 OTHERWISE += ("Int4TokenCache", "Int4ChannelCache", "Fp8Cache")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Thousands of tiny steps: several threads would mostly wait for one another."""
-    threads = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads[0])
-    numba.set_num_threads(threads[1])
 
 
 @functools.cache

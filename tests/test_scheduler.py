@@ -13,20 +13,12 @@ from helpers.serving import traces
 from helpers.serving.blocks import BlockManager
 from helpers.serving.scheduler import Arrival, Scheduler, from_trace, poisson
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = get("SmolLM2-135M").replace(
     name="small", layers=2, hidden=32, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=60
 )
 # float64: in float32 a batch and a single sequence may round a near tie differently.
 DECODER = Decoder(SMALL, dtype=torch.float64, backend="reference")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Thousands of tiny passes: several threads would mostly wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def scheduler(blocks, block_size, budget=None, kind=Scheduler, positions=64):

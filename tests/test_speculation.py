@@ -2,7 +2,6 @@
 
 import functools
 
-import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,19 +22,9 @@ from helpers.serving.speculation import (
 )
 from tests.test_cache_contract import CAPACITY, KEYS, MAKE, ONE_LENGTH, PREFIX, geometry_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 QUANTIZED = ("Int", "Fp8")  # they compute in float32
 TINY = KEYS.replace(name="tiny", vocab=5)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Thousands of tiny steps: several threads would mostly wait for one another."""
-    threads = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads[0])
-    numba.set_num_threads(threads[1])
 
 
 @functools.cache
