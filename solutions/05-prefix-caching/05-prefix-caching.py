@@ -1110,6 +1110,7 @@ say(*{t.reason for t in stepped.values()} - {""})
 # reads in turn.
 
 # %%
+batch_steps = sides = plain = point = eight = shared = one = None  # frees their memory
 backend, lengths = kernels.select(spot), [16, 64, 256, 1_024, 4_096]
 rounded = backend.CAPABILITIES.rounded  # rows that a kernel wants of a cache
 q = torch.randn(batch, g.q_heads, g.head_dim, device=spot)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.rehearsal.chip import CHIPS
 from tools.units import ROOT, find
 
 SHOWN = ("02", "04", "06")  # the units whose curve is the slow-down itself
@@ -44,7 +45,9 @@ def test_all_units_run_and_replay_what_they_would_launch(chip, tmp_path):
         assert not report["not_captured"], f"{unit}: {report['not_captured']}"
         assert not report["not_compiled"], f"{unit}: {report['not_compiled']}"
         assert not report["slow"], f"{unit}: {report['slow']}"
-        assert report["peak_bytes"] < 7e9, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
+        # What torch rounds up, pools of graphs and cuBLAS take come on top.
+        most = min(7e9, 0.9 * CHIPS[chip].free_bytes)
+        assert report["peak_bytes"] < most, f"{unit} takes {report['peak_bytes'] / 1e9:.2f} GB"
         if unit[:2] in SHOWN:
             assert report["growth"] > 1.5, f"{unit}: a step grows {report['growth']:.2f} times"
         if unit[:2] == "02":  # the incident at its own size, which a card of 8 GB has no room for
