@@ -1040,8 +1040,10 @@ print(f"largest difference of {last[0].numel():,} logits: {off:.1e}")
 # Then the time of a step, by bytes and by the clock, with the engine's compiled cascade.
 
 # %%
-far = [4_096] * (budget == "full") + [8_192] * (spot.type == "cuda")
-prefixes = [64, 512, 1_536, *far]
+far = {4_096} if budget == "full" else set()
+if spot.type == "cuda":  # where there is room for eight copies
+    far |= {8_192 if devices.free_bytes(spot) > 9e9 else 4_096}
+prefixes = [64, 512, 1_536, *sorted(far)]
 longest = prefixes[-1]
 shared = FullCache(g, longest, device=spot)
 shared.fill(longest)
@@ -1110,7 +1112,6 @@ say(*{t.reason for t in stepped.values()} - {""})
 # reads in turn.
 
 # %%
-batch_steps = sides = plain = point = eight = shared = one = None  # frees their memory
 backend, lengths = kernels.select(spot), [16, 64, 256, 1_024, 4_096]
 rounded = backend.CAPABILITIES.rounded  # rows that a kernel wants of a cache
 q = torch.randn(batch, g.q_heads, g.head_dim, device=spot)
