@@ -65,14 +65,16 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
     """
     known = hints.unit(unit)
     gone = absent(error, space, unit)
-    if gone and error.name not in _assigned(source):
+    if gone and isinstance(error, NameError) and error.name not in _assigned(source):
         return _blank_behind([error.name], space, known, ran) or gone
     return _blank_behind(_reached(source, space), space, known)
 
 
 def absent(error: BaseException, space: dict, unit: str) -> str | None:
     """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error."""
-    known = hints.unit(unit) if isinstance(error, NameError) and error.name not in space else {}
+    if not isinstance(error, NameError) or error.name in space:
+        return None
+    known = hints.unit(unit)
     if not known or error.name not in (ours := {*known["answers"], *known["names"]}):
         return None
     if alike := difflib.get_close_matches(error.name, space.keys() - ours, 1, 0.85):
