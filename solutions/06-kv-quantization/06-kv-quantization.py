@@ -677,7 +677,7 @@ ax = plots.curve(
     title=f"{len(caches)} ways to read a cache, batch {batch} ({card.name})",
 )
 recordings.beside(ax, batch, contexts[-1], spot.type)
-ax.set_ylim(0, 1.7 * ax.get_ylim()[1])  # room for the legend
+_ = ax.set_ylim(0, 1.5 * ax.get_ylim()[1])  # room for the legend
 
 # %% [markdown]
 # Which of the stories does each line tell? Below float32 at the right end: less memory *and* less time. Above it: less
