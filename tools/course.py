@@ -52,7 +52,7 @@ def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
     return Run(unit.name, time.monotonic() - start, peak, error and (_first_error(output) or error), _slowest(output))
 
 
-# A fresh process for each unit, from one that has papermill imported already: that takes it longer than to start.
+# A fresh process for each unit, forked from one that has imported papermill, which takes longer than starting does.
 _READY = multiprocessing.get_context("forkserver")
 _READY.set_forkserver_preload(["papermill"])
 
