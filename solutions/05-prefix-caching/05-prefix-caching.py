@@ -1169,8 +1169,10 @@ ax = plots.curve(
 )
 ax.axhline(1, color=plots.GREY, linestyle=":")
 for label, case in (("eight copies", "plain"), ("one copy", "one copy")):
-    loses = [p for p, gain in zip(lengths, gains[case], strict=True) if gain < 1]
-    print(f"against {label}, cascade is slower at these prefixes: {loses}")
+    slower = [
+        f"{p:,}" for p, gain in zip(lengths, gains[case], strict=True) if gain < 1
+    ]
+    print(f"prefixes where cascade loses to {label}: {', '.join(slower) or 'none'}")
 rows = g.q_heads // g.kv_heads
 print(
     f"FLOP per byte of prefix: plain {2 * rows / 4:.1f}, cascade "
