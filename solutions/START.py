@@ -12,6 +12,14 @@
 # **Begin here:** [00 · A clock you can trust](00-clock/00-clock.ipynb). Its first picture is your own machine
 # slowing down, before any exercise.
 #
+# ## What you need
+#
+# Python, well enough to write a function of ten lines with NumPy or PyTorch. Of language models no more than this: a
+# *token* is a piece of text, which the model knows by a number. The model is a stack of *layers*, each with *weights* that
+# training has fixed. In a layer's *attention* each token compares its *query* with the *keys* of all tokens up to itself,
+# and adds up their *values* by how well they match; it does so in several *heads* side by side. At the end stand the
+# *logits*, a score for every token that could come next. All else is explained where it first matters.
+#
 # ## Where you are
 #
 # Run the two cells below (Shift+Enter) whenever you come back. They read what the tests said and what you guessed, and

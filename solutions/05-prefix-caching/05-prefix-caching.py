@@ -30,7 +30,7 @@ import torch
 from helpers import check, data, drawings, estimates, kernels, plots
 from helpers.caches import BlockPool, FullCache, PagedCache, SharedPrefixCache
 from helpers.clock import devices, sweeps
-from helpers.clock.timing import Clock
+from helpers.clock.timing import Clock, doubt
 from helpers.friendly import say
 from helpers.models import pretrained, text
 from helpers.models.counts import prefill_flops
@@ -697,14 +697,6 @@ def second_turn(history, blocks=None):
 ttft_steps = {("no hit", h): partial(second_turn, h) for h in histories}
 ttft_steps |= {("hit", h): partial(second_turn, h, warm) for h in histories}
 ttft = Clock(spot).sweep(ttft_steps, 4, 3, label="first tokens", warm=True)
-
-
-def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach
-    from."""
-    verdicts = sorted({t.verdict for t in timings} - {"ok"})
-    return "".join(f" [{verdict}]" for verdict in verdicts)
-
 
 # %% [markdown]
 # The folded cell draws the TTFT of the second turn, with a hit and without, beside your card's prediction.

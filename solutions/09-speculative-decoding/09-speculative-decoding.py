@@ -28,7 +28,7 @@ import torch
 from helpers import check, data, drawings, estimates, plots
 from helpers.caches import FullCache
 from helpers.clock import devices
-from helpers.clock.timing import Clock
+from helpers.clock.timing import Clock, doubt
 from helpers.models import pretrained, text
 from helpers.models.counts import decode_flops, weight_bytes
 from helpers.models.generate import greedy
@@ -565,13 +565,6 @@ stepped = Clock(spot).sweep(steps_by, seconds, samples, label="steps")
 
 
 # %%
-def doubt(timings):
-    """A note for a title: " [busy]" when one of the timings is too wide to teach
-    from."""
-    verdicts = sorted({t.verdict for t in timings} - {"ok"})
-    return "".join(f" [{verdict}]" for verdict in verdicts)
-
-
 def effect(plain, guessed):
     """What guesses did to a time, where it is more than both spreads together."""
     if abs(plain.median - guessed.median) <= plain.spread + guessed.spread:
