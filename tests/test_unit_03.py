@@ -127,11 +127,11 @@ def test_intensity_and_the_ridges():
     assert (rates["mem_bound_GBps"], rates["compute_bound_TFLOPs"]) == (3000, 660)
     ridge = rates["compute_bound_TFLOPs"] / rates["mem_bound_GBps"] * 1e3
     assert ridge == 220 and round(intensity / ridge, 1) == 1.1
-    says("That ridge lies at 220 FLOP/byte, and V3 a tenth beyond it")
+    says("That ridge lies at 220 FLOP/byte, with V3 close by")
     h200, h100 = data.device("H200 SXM"), data.device("H100 SXM")
     sheets = [round(d["dense_bf16_TFLOPs"] / d["bandwidth_GBps"] * 1e3) for d in (h200, h100)]
     assert sheets == [206, 295] and sheets[0] < intensity < sheets[1]
-    says("an H200's data sheet (206) says compute, an H100's (295) says memory", "206 bfloat16 FLOPs")
+    says("an H200's ridge lies at 206 and an H100's at 295, one on either side of V3", "206 bfloat16 FLOPs")
     sheet = data.device("H800 SXM5")
     assert (sheet["bandwidth_GBps"], sheet["dense_bf16_TFLOPs"]) == (3350, 989)
     says("3,000 GB/s", "660 TFLOP/s", "3,350 and 989")
