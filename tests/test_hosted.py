@@ -187,7 +187,8 @@ def test_what_is_installed_is_what_the_library_and_the_notebooks_import():
                 imported.add(node.module.split(".")[0])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     listed = {re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]}
-    without = {"numba", "triton", "ipywidgets"}  # without which it runs, more slowly or without sliders
+    # Without these it runs, more slowly or without sliders; llvmlite comes with numba.
+    without = {"numba", "llvmlite", "triton", "ipywidgets"}
     assert imported - sys.stdlib_module_names - {"helpers"} - without == listed
 
 

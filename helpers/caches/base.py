@@ -216,9 +216,9 @@ class KVCache(ABC):
 
     _least = 0  # the shortest length a sequence can have
 
-    def _generator(self) -> torch.Generator:
-        """What `fill` draws with, on the device that holds the cache: the same each time."""
-        return torch.Generator(device=self.device).manual_seed(0)
+    def _generator(self) -> torch.Generator | None:
+        """What `fill` draws with, on the device that holds the cache: the same each time. "meta" draws nothing."""
+        return None if self.device.type == "meta" else torch.Generator(device=self.device).manual_seed(0)
 
     def _check_range(self, length: int) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or not self._least <= length <= self.capacity:

@@ -216,6 +216,8 @@ def _execute(source: str, space: dict, filename: str) -> float | None:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     tree, last = ast.parse(source), None
     if gives_shares(source):
-        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
+        share = tree.body.pop()
+        assert isinstance(share, ast.Expr)
+        last = compile(ast.Expression(share.value), filename, "eval")
     exec(compile(tree, filename, "exec"), space)
     return None if last is None else eval(last, space)
