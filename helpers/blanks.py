@@ -70,13 +70,16 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
     return _blank_behind(_reached(source, space), space, known)
 
 
-def absent(error: BaseException, space: dict, unit: str) -> str | None:
-    """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error."""
-    if not isinstance(error, NameError) or error.name in space:
-        return None
+def absent(error: BaseException, space: dict, unit: str, of: Sequence[str] = ("answers", "names")) -> str | None:
+    """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error.
+
+    Args:
+        of: which cells count, as `hints.unit` calls what they set.
+    """
     known = hints.unit(unit)
-    if not known or error.name not in (ours := {*known["answers"], *known["names"]}):
+    if not isinstance(error, NameError) or error.name in space or not any(error.name in known[kind] for kind in of):
         return None
+    ours = {*known["answers"], *known["names"]}
     if alike := difflib.get_close_matches(error.name, space.keys() - ours, 1, 0.85):
         return f"`{error.name}` is not there, and `{alike[0]}` is: keep the name that the notebook gives."
     return (

@@ -83,7 +83,7 @@ def test_a_blank_is_found_behind_a_name_that_failing_cells_did_not_set():
 
 def test_what_a_notebook_shows(tmp_path):
     """In a real kernel, in a unit's folder: the blank of 00.2, what it kept from being set, a name of the set-up,
-    two mistakes of one's own, and a function whose cells above were not run."""
+    two mistakes of one's own, a function whose cells above were not run, and one that forgot to set a name."""
     cells = [
         "from helpers import check",
         "ridge_flop_per_byte = None",
@@ -94,6 +94,7 @@ def test_what_a_notebook_shows(tmp_path):
         "answer = {'a': 1 'b': 2}",
         "check.grade('00.2', ridge_flop_per_byte, 1)",
         "check.grade('00.5', lambda times: time_step(times))",
+        "check.grade('00.5', lambda times: spread)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     folder = tmp_path / "00-clock"
@@ -101,7 +102,7 @@ def test_what_a_notebook_shows(tmp_path):
     NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, allow_errors=True, timeout=120).execute()
     # What is no error may be the bar for PyTorch, where `make lab` has had every kernel show it.
     shown = ["\n".join(e.traceback) for cell in notebook.cells for e in cell.outputs if e.output_type == "error"]
-    blank, behind, missing, own, unread, graded, unmet = shown
+    blank, behind, missing, own, unread, graded, unmet, forgotten = shown
     assert blank.startswith("This cell needs exercise 00.2, which is still blank") and "Traceback" not in blank
     assert behind == blank
     assert "`time_step` is not there yet" in missing and "Run All Above" in missing
@@ -109,3 +110,4 @@ def test_what_a_notebook_shows(tmp_path):
     assert "SyntaxError" in unread and "IPython" not in unread
     assert graded.startswith("… exercise 00.2 is not answered yet") and "Traceback" not in graded
     assert unmet.startswith("✗ 00.5  `time_step` is not there yet") and "Run All Above" in unmet
+    assert "name 'spread' is not defined" in forgotten and "Run All Above" not in forgotten

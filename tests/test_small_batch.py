@@ -51,11 +51,26 @@ def test_what_was_measured_is_kept_and_nonsense_is_not_believed(monkeypatch, tmp
     assert small_batch.kept() == small_batch.MOST
 
 
-def test_a_step_says_the_same_whoever_multiplies(monkeypatch):
+def test_without_memory_or_a_folder_to_write_in_the_set_up_goes_on(monkeypatch, tmp_path, capsys):
+    def refused():
+        raise MemoryError("0.5 GB must be free")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "file"))
+    for measured, why in ((refused, "must be free"), (lambda: 4, "set COURSE_CACHE to one you can write")):
+        monkeypatch.setattr(measuring, "measure", measured)
+        measuring.set_up()
+        assert why in capsys.readouterr().out
+    assert small_batch.kept() == small_batch.MOST
+
+
+def test_with_more_rows_torch_multiplies_and_a_step_says_the_same(monkeypatch):
     decoder = Decoder(SMALL)
     logits = []
-    for rows in (small_batch.MOST, 2):
-        monkeypatch.setattr(cpu, "SMALL_BATCH", rows)
-        cache = FullCache(SMALL, 8, batch=4)
-        logits.append(decoder.decode(torch.arange(4), cache))
-    torch.testing.assert_close(logits[0], logits[1])
+    monkeypatch.setattr(cpu, "SMALL_BATCH", small_batch.MOST)
+    logits.append(decoder.decode(torch.arange(4), FullCache(SMALL, 8, batch=4)))
+    monkeypatch.setattr(cpu, "SMALL_BATCH", 2)
+    for loops in ("linear", "norm_linear", "finish_block"):
+        monkeypatch.setattr(cpu.cpu_kernels, loops, None)
+    logits.append(decoder.decode(torch.arange(4), FullCache(SMALL, 8, batch=4)))
+    torch.testing.assert_close(*logits)

@@ -10,9 +10,8 @@ import os
 import resource
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tools.units import ROOT, CourseError, Unit, find
@@ -41,14 +40,15 @@ def run(unit: Unit, budget: str = "quick", device: str = "auto") -> Run:
     output.unlink(missing_ok=True)
     home = unit.root / "build" / "executed" / ".course"
     environment = os.environ | {"COURSE_HOME": str(home), "COURSE_UNATTENDED": "1"}
+    parameters = {"budget": budget, "device": device}
+    here, there = _READY.Pipe(duplex=False)
+    # No pool: where this process is killed, a worker of one would wait for its next task for ever.
+    process = _READY.Process(target=_execute, args=(there, unit.solution, output, parameters, environment))
     start = time.monotonic()
-    try:
-        with ProcessPoolExecutor(1, _READY) as pool:
-            peak, error = pool.submit(
-                _execute, unit.solution, output, {"budget": budget, "device": device}, environment
-            ).result()
-    except BrokenProcessPool:
-        peak, error = 0, "the process that ran it was killed; was memory short?"
+    process.start()
+    process.join()
+    lost = 0, f"the process that ran it ended with {process.exitcode}; was memory short?"
+    peak, error = here.recv() if here.poll() else lost
     return Run(unit.name, time.monotonic() - start, peak, error and (_first_error(output) or error), _slowest(output))
 
 
@@ -57,8 +57,8 @@ _READY = multiprocessing.get_context("forkserver")
 _READY.set_forkserver_preload(["papermill"])
 
 
-def _execute(solution: Path, output: Path, parameters: dict, environment: dict) -> tuple[int, str]:
-    """In a process of its own: (peak memory in bytes of the kernel and of this process, what went wrong)."""
+def _execute(told: Connection, solution: Path, output: Path, parameters: dict, environment: dict) -> None:
+    """In a process of its own; tells (peak memory in bytes, of this process or its kernel, what went wrong)."""
     import papermill
 
     os.environ.clear()
@@ -74,7 +74,7 @@ def _execute(solution: Path, output: Path, parameters: dict, environment: dict) 
         except Exception as failed:  # whatever it is, the table has to name it
             error = f"{type(failed).__name__}: {failed}"[-2000:]
     used = max(resource.getrusage(whose).ru_maxrss for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return used * (1 if sys.platform == "darwin" else 1024), error
+    told.send((used * (1 if sys.platform == "darwin" else 1024), error))
 
 
 def table(runs: list[Run]) -> str:

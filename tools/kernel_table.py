@@ -216,13 +216,11 @@ def _add_norm(dtype: torch.dtype) -> None:
     cuda_steps.add_norm(x, x, x[0], 1e-5)
 
 
-FP8_APPEND = "append, fp8"
-
-
 def _silu_mul(dtype: torch.dtype) -> None:
     cuda_steps.silu_mul(_empty(BATCH, 2 * 14_336, dtype=dtype))
 
 
+FP8_APPEND = "append, fp8"
 # What else a step launches, at the widest: name → (kernel, the type of its activations, a call of the backend with it).
 STEPS = {
     "parts added up, 128 × 512": ("combine", torch.float32, _merge),

@@ -28,7 +28,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can still be allocated on `device`, as far as the system says; None when it does not.
 
     Where a GPU shares the computer's memory, so do all other programs. What torch keeps of a GPU's memory for later,
-    and what only cycles still hold (captured steps and their caches), is given back first: neither counts as free.
+    and what only cycles still hold (captured steps and their caches), is given back first and so counts as free.
     """
     if device.type != "cpu":
         gc.collect()

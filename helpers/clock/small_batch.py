@@ -55,7 +55,16 @@ def _on_weights_from_memory() -> Callable[[int], tuple[Product, Product]]:
     return products
 
 
+def set_up() -> None:
+    """Measure it and keep it; where there is no room for that, a line says so and MOST rows are multiplied by loops."""
+    try:
+        rows = measure()
+        small_batch.keep(rows)
+    except (OSError, MemoryError) as error:
+        print(f"Not measured and kept, so up to {small_batch.MOST} rows are multiplied by compiled loops: {error}")
+    else:
+        print(f"Up to {rows} rows are multiplied by compiled loops here, more by torch.")
+
+
 if __name__ == "__main__":
-    rows = measure()
-    small_batch.keep(rows)
-    print(f"Up to {rows} rows are multiplied by compiled loops here, more by torch.")
+    set_up()

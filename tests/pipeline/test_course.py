@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pytest
+
 from tests.pipeline.miniature import UNIT
 from tools import course
 from tools.units import find
@@ -40,14 +42,22 @@ def test_the_table_names_the_slowest_cells(tmp_path):
     assert "7.0           02-1: step_1()" in said and said.splitlines()[1].split()[-1] == "ok"
 
 
-def test_an_error_is_shown_with_its_cell_and_exit_1(built, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("right", "wrong", "what"),
+    [
+        ("print(budget, kv_bytes)", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("print(budget, kv_bytes)", "import os; os.kill(os.getppid(), 9)", "ended with -9; was memory short?"),
+        ("{", "", "NotJSONError"),
+    ],
+)
+def test_an_error_is_shown_and_exit_1(right, wrong, what, built, tmp_path, capsys):
     root = tmp_path / "course"
     shutil.copytree(built, root)
     unit = find(root)[0]
-    unit.solution.write_text(unit.solution.read_text().replace("print(budget, kv_bytes)", "1 / 0"))
+    unit.solution.write_text(unit.solution.read_text().replace(right, wrong))
     assert course.main([], root) == 1
     said = capsys.readouterr().out
-    assert "ZeroDivisionError: division by zero" in said and "FAILED" in said
+    assert what in said and "FAILED" in said
 
 
 def test_a_unit_that_is_not_there(built, capsys):
