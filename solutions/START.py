@@ -17,8 +17,8 @@
 # Python, well enough to write a function of ten lines with NumPy or PyTorch. Of language models no more than this: a
 # *token* is a piece of text, which the model knows by a number. The model is a stack of *layers*, each with *weights* that
 # training has fixed. In a layer's *attention* each token compares its *query* with the *keys* of all tokens up to itself,
-# and adds up their *values* by how well they match; it does so in several *heads* side by side. At the end stand the
-# *logits*, a score for every token that could come next. All else is explained where it first matters.
+# and adds up their *values*, weighted by how well they match; it does so in several *heads* side by side. At the end come
+# the *logits*, a score for every token that could be next. Everything else is explained where it first matters.
 #
 # ## Where you are
 #

@@ -131,7 +131,7 @@ def test_intensity_and_the_ridges():
     h200, h100 = data.device("H200 SXM"), data.device("H100 SXM")
     sheets = [round(d["dense_bf16_TFLOPs"] / d["bandwidth_GBps"] * 1e3) for d in (h200, h100)]
     assert sheets == [206, 295] and sheets[0] < intensity < sheets[1]
-    says("an H200's ridge lies at 206 and an H100's at 295, one on either side of V3", "206 bfloat16 FLOPs")
+    says("an H200's ridge lies at 206 and an H100's at 295. On which side of each is your V3?", "206 bfloat16 FLOPs")
     sheet = data.device("H800 SXM5")
     assert (sheet["bandwidth_GBps"], sheet["dense_bf16_TFLOPs"]) == (3350, 989)
     says("3,000 GB/s", "660 TFLOP/s", "3,350 and 989")

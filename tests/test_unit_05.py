@@ -136,7 +136,7 @@ def test_published_cascade(reference):
     point = row["data"][0]
     assert (point["speedup_vs_vllm026"], point["speedup_vs_flashinfer_no_cascade"], point["prefix"]) == (31, 26, 32_768)
     bound = reference["times_fewer"]["P 32,768, u 256, B 128"]
-    says("Your 05.3 gives the bound from bytes. At best two fifths of it arrive")
+    says("Your 05.3 gives the bound from bytes: how much of it arrives?")
     assert bound == 64.5 and 26 / bound < 0.41
 
 

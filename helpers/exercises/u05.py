@@ -237,8 +237,8 @@ def block_name(function):
     names = [call(function, b"", [token], b"") for token in range(4)]
     require(
         min(_bits_apart(one, other) for one, other in itertools.combinations(names, 2)) >= 32,
-        "two blocks got almost the same name: that is no hash, in which half of the bits differ. Numbers given out in "
-        "order, or text made longer, can be guessed; and after a restart a number means another block.",
+        "two blocks got almost the same name. That is no hash: in two hashes about half the bits differ. Names that "
+        "are counted up, or only written longer, can be guessed; and after a restart a count names other blocks.",
     )
     parents = {call(function, parent, [7, 8], b"") for parent in (b"", first, call(function, b"", [4], b""))}
     require(

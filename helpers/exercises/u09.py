@@ -75,7 +75,7 @@ def tokens_at_the_ridge(free_tokens, *, laptop=(60, 360), gpu="H100 SXM"):
         with part():
             number(free_tokens[name], right, unit="tokens", rel=0.01, slips=_apart(slips, right), name=name)
     return (
-        "on such a GPU, by its data sheet, one session may guess a hundred tokens and more for nothing; on a CPU, with "
+        "on such a GPU, by its data sheet, one session may guess a hundred tokens or more at no cost; on a CPU, with "
         "few bits or with many sessions, the room is soon used up"
     )
 

@@ -620,8 +620,8 @@ plots.bars(None, names, share, ylabel=ylabel, title="Data sheet and reality")
 plt.show()
 
 # %% [markdown]
-# A prediction from a data sheet is too fast by what your bars lack of 100 %; one from your own card has that loss in it.
-# And sheets change: the B200's first one said 8,000 GB/s, while current drivers report a narrower bus, 7,672 GB/s
+# A time predicted from a data sheet is too short by what your bars lack of 100 %; one from your own card has that loss
+# in it. And sheets change: the B200's first one said 8,000 GB/s, while current drivers report a narrower bus, 7,672 GB/s
 # ([pytorch/ao#4002](https://github.com/pytorch/ao/pull/4002)). Compare your B200 with that one.
 #
 # **A popular claim: "an H100 has 3 TB/s".** It depends which one. The SXM board has 3.35, the NVL 3.9, the PCIe

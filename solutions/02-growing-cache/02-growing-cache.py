@@ -807,7 +807,7 @@ if own:
 # %% [markdown]
 # For those without such a GPU, by the data sheets alone, with 1.7 µs assumed for a launch and 8 sessions: Llama-3.1-8B
 # goes from 5.3 ms at 1,000 tokens to 14.4 ms at 30,000 on an H100, × 2.7, and Llama-3.2-1B from 8.8 to 32.6 ms on a T4,
-# × 3.7. With few weights, a few caches do what the many of the report do to a 70B.
+# × 3.7. With few weights, a few caches do what the report's many do to a 70B.
 #
 # The row for your ledger. This unit has no fix yet; it has the price that every fix is measured against.
 

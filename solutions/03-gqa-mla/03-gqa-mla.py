@@ -744,8 +744,8 @@ plt.show()
 # FlashMLA reads 3,000 GB/s where memory limits it and does 660 TFLOP/s where arithmetic does (data sheet: 3,350 and
 # 989). That ridge lies at 220 FLOP/byte, with V3 close by: *on* the ridge, where reading and multiplying take about
 # equally long. Which of the two "limits" V3 depends on whose rates you take: by their data sheets an H200's ridge lies at
-# 206 and an H100's at 295, one on either side of V3. All of it is about bfloat16 arithmetic. A latent stored in 8 bits and
-# multiplied in bfloat16 saves memory, and hardly any time; where the kernel multiplies in 8 bits as well, as
+# 206 and an H100's at 295. On which side of each is your V3? All of it is about bfloat16 arithmetic. A latent stored in
+# 8 bits and multiplied in bfloat16 saves memory, and hardly any time; where the kernel multiplies in 8 bits as well, as
 # TensorRT-LLM's does, the roof rises too.
 #
 # In the left half, find your MLA. The distance from a point up to the roof is what its kernel leaves unused. Is your

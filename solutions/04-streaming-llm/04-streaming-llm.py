@@ -785,8 +785,8 @@ for ax, (title, values) in zip(panels, tables.items(), strict=True):
 # %% [markdown]
 # **The claim.** *StreamingLLM makes decoding 22.2 times faster.* Up to that, say its authors (README of
 # mit-han-lab/streaming-llm), against a sliding window that **recomputes** the keys and values of its window for every
-# token, because it keeps no sinks and so cannot reuse them. Against an ordinary full cache your 04.2 holds (of
-# Llama-2-7B in bytes only: it was trained on 4,096 positions), since the weights stay. With 8 sessions in a batch, which
+# token, because it keeps no sinks and so cannot reuse them. Against an ordinary full cache your 04.2 holds, since the
+# weights stay. (For Llama-2-7B that is bytes only: it was trained on 4,096 positions.) With 8 sessions in a batch, which
 # share the weights and not the caches, the same cap gives Llama-3.1-8B 2.9 times. The plot shows batch 1.
 
 # %%

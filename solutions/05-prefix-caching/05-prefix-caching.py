@@ -1385,8 +1385,8 @@ print(
 #
 # **Published: cascade.** FlashInfer measured the attention operation (H100, P = 32,768, u ≤ 256, B ≥ 128): up
 # to 31 times faster than vLLM 0.2.6, and up to 26 times faster than its own kernel without cascade, which is
-# the fair comparison. Your 05.3 gives the bound from bytes. At best two fifths of it arrive. And
-# the other way round, FlashInfer issue 595, one operation at P = 4,000 and B = 8:
+# the fair comparison. Your 05.3 gives the bound from bytes: how much of it arrives? And the other way round,
+# FlashInfer issue 595, one operation at P = 4,000 and B = 8:
 
 # %%
 for row in data.measurement("flashinfer-595")["data"]:

@@ -274,9 +274,9 @@ assert packed.dtype == torch.uint8 and packed.tolist() == [
 # reads before it can scale and multiply.
 #
 # Before you decide who shares a scale, look at what is to be quantised: the keys and values that the real model
-# computes. The next cell loads it and lets it read some of the Python documentation into an exact cache. (How well it
-# foresees each next token, its perplexity, is kept for later.) The cell after it draws the mean magnitude of each dim
-# of one head, and prints how far the largest stands out in all of them.
+# computes. The next cell loads it and lets it read some of the Python documentation into an exact cache. (It also
+# keeps, for later, how well the model foresaw each next token: its perplexity.) The cell after it draws the mean
+# magnitude of each dim of one head, and prints how far the largest stands out in all of them.
 
 # %%
 from helpers.clock import devices
@@ -535,7 +535,7 @@ if budget == "full":
 
 # %% [markdown]
 # Perplexity under each scheme (some four seconds a scheme on two idle cores), and how far it is above that of the exact
-# cache, which the first cell with the model noted.
+# cache, which was kept when the model was loaded.
 
 # %%
 from tqdm import tqdm
@@ -856,10 +856,11 @@ assert abs(float(int4_speedup["by instructions"]) - 1.610) < 0.025, "by instruct
 
 # %% [markdown]
 # So a first int4 kernel gains no more than the second of your numbers (at the top clock an eighth more), where bytes
-# promise the first. Even that is optimistic: an SM of this GPU has 128 lanes for floating point and 64 for integers, which do the shifts and masks. A kernel that
-# multiplies scores and weights by the scales, and not the keys and values, needs 4.4 instructions a number (counted in
-# the one of this course). And one that unpacks into memory first can gain less than nothing: Hugging Face's post on its
-# 4-bit cache speaks of "roughly an x2.5 memory saving" and of a speed that "starts to decrease with higher batch sizes".
+# promise the first. Even that is optimistic: an SM of this GPU has 128 lanes for floating point and 64 for integers,
+# which do the shifts and masks. A kernel that multiplies scores and weights by the scales, and not the keys and values,
+# needs 4.4 instructions a number (counted in the one of this course). And one that unpacks into memory first can gain
+# less than nothing: Hugging Face's post on its 4-bit cache speaks of "roughly an x2.5 memory saving" and of a speed
+# that "starts to decrease with higher batch sizes".
 #
 # fp8 caches have lost as well, each for a reason of its own: on an H200 at small batch and short context, where K, V and
 # the query were converted by operations of their own (sgl-project/sglang#30815, open); on two Arc Pro B50 at *long*

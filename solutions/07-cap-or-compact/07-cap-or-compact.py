@@ -269,9 +269,10 @@ for name, tokens in right.items():
 # | nothing done, turn 60 | system, tools, 59 turns, question | 32,700 |
 # | truncated at 13,000, oldest turn dropped | system, tools, 19 turns, question | 12,700 |
 #
-# Compacted, high mark 13,000 and low mark 8,000, the session goes round in a cycle: a request for a summary of 13,000
-# tokens, the instruction of 100 behind them (output 500); one turn with a prompt of 7,700, the summary behind the tools;
-# and ten turns with prompts of 8,200, 8,700, … 12,700 to which nothing was done. Your 07.3 says what is found of each.
+# Compacted, high mark 13,000 and low mark 8,000, the session goes round in a cycle: a request for a summary, which is
+# the 13,000 tokens and the instruction of 100 behind them (output 500); one turn with a prompt of 7,700, the summary
+# behind the tools; and ten turns with prompts of 8,200, 8,700, … 12,700 to which nothing was done. Your 07.3 says what
+# is found of each.
 #
 # (In 05.4 the last answer was written once more when it first came back in a prompt. Here, as in your own engine, it is
 # found: its blocks were kept.)
@@ -544,7 +545,8 @@ for case, (_, said) in played.items():
     tpot = max(turn.tpot_seconds for turn in said)
     key = f"07.tpot_ms_at_most_{case.replace(' ', '_')}"
     estimates.predict(key, 1e3 * floor, "ms")
-    estimates.measured(key, 1e3 * tpot, residual="perhaps launches and the kernel")
+    left = "perhaps launches, the kernel, or a turn that was disturbed"
+    estimates.measured(key, 1e3 * tpot, residual=left)
     print(f"{case}: at most {longest:,} tokens, TPOT {1e3 * tpot:.0f} ms")
 
 # %% [markdown]
@@ -570,9 +572,9 @@ for ax in (left, right):
     ax.set_xticks(numbers[:: max(1, turns_said // 9)])
 
 # %% [markdown]
-# The truncated chat finds what your 07.3 found of a dropped turn, and computes the rest of its prompt anew, at each turn
-# once the limit is reached. *In steps* does so once in a while. So it is the hysteresis that keeps the cache, and not the
-# summary. What is the summary good for?
+# Once the limit is reached, the truncated chat finds no more than your 07.3 says where the oldest turn is dropped, and
+# computes the rest of its prompt anew, at each turn. *In steps* does so once in a while. So it is the hysteresis that
+# keeps the cache, and not the summary. What is the summary good for?
 #
 # The user told the chat six facts: a code, a day, a ticket, the name of a dog, where a sister lives, and a budget. Which ones does the
 # model still answer at the end? And what about unit 04's cache of 4 sinks and a window of 1,096 tokens, which has read the

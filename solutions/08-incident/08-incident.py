@@ -506,8 +506,8 @@ _ = ax.legend()
 # %% [markdown]
 # ## Measure
 #
-# Levers on your own device, with SmolLM2. Two of the table are timed here, alone and together: a cache of 8 bits, and a
-# history that is cut. Before you run it: if either alone saved a third of a step, would both together save two thirds?
+# Two levers of the table on your own device, with SmolLM2, alone and together: a cache of 8 bits, and a history that is
+# cut. Before you run it: if either alone saved a third of a step, would both together save two thirds?
 
 # %%
 from helpers.caches import FullCache, Int8Cache

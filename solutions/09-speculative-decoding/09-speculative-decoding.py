@@ -608,9 +608,9 @@ for b in batches:
     print(f"   by these times, 4 guesses a step {told}")
 
 # %% [markdown]
-# (On a CPU the line of batch 4 may jump, on most between 2 and 3 tokens. Up to 8 rows, sessions times tokens, or fewer
-# where `make` measured that it pays, this engine multiplies in loops of its own, made for few rows; more rows go to
-# torch's matrix product, with a price of its own.)
+# (On a CPU the line of batch 4 may jump, on most between 2 and 3 tokens. Up to 8 rows, sessions times tokens, this
+# engine multiplies in loops of its own, made for few rows; more rows go to torch's matrix product, with a price of its
+# own. Where `make` found torch clearly faster at 8 rows or fewer, the change comes earlier.)
 #
 # **And what are guesses worth?** Four kinds of text, up to 4 guesses a step, with *your* `draft`: code to rewrite, a
 # text to quote, a free story, and the same story told at the end of a long document. The prompts are read beforehand, so

@@ -896,8 +896,8 @@ for row in data.measurement("chunk-size-vllm")["data"]:
 # the tail. The claim *chunked prefill makes serving faster* is therefore **half true**: it makes room under a latency
 # limit, and costs arithmetic nothing and bytes something.
 #
-# *Published:* **Flash-Decoding**. 16 query heads and 2 KV heads, an A100; always the same number of tokens of cache, in
-# many sessions or in one, and in the last line twice as many. What would bytes alone take?
+# *Published:* **Flash-Decoding**. 16 query heads and 2 KV heads, an A100; the same number of tokens of cache in all, in
+# many sessions or in one, and in the last line twice that. What would bytes alone take?
 
 # %%
 a100 = data.device("A100-80GB SXM")["bandwidth_GBps"] * 1e9
