@@ -70,16 +70,17 @@ def reason(error: BaseException, source: str, space: dict, unit: str, ran: Seque
     return _blank_behind(_reached(source, space), space, known)
 
 
-def absent(error: BaseException, space: dict, unit: str, of: Sequence[str] = ("answers", "names")) -> str | None:
+def absent(error: BaseException, space: dict, unit: str, exercise: str = "") -> str | None:
     """What to do about a name that a cell of `unit` sets and the notebook does not have; None for any other error.
 
     Args:
-        of: which cells count, as `hints.unit` calls what they set.
+        exercise: where it is given ("04.8"), only answers to exercises before it count.
     """
     known = hints.unit(unit)
-    if not isinstance(error, NameError) or error.name in space or not any(error.name in known[kind] for kind in of):
-        return None
     ours = {*known["answers"], *known["names"]}
+    earlier = {name for name, asks in known["answers"].items() if _place(asks) < _place(exercise)}
+    if not isinstance(error, NameError) or error.name in space or error.name not in (earlier if exercise else ours):
+        return None
     if alike := difflib.get_close_matches(error.name, space.keys() - ours, 1, 0.85):
         return f"`{error.name}` is not there, and `{alike[0]}` is: keep the name that the notebook gives."
     return (
@@ -87,6 +88,10 @@ def absent(error: BaseException, space: dict, unit: str, of: Sequence[str] = ("a
         "Run → Run All Above Selected Cell; then run this cell again. Where that stops at a test that does not "
         "pass, click the cell below the test, Shift+click this one, and press Shift+Enter."
     )
+
+
+def _place(exercise: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", exercise)]
 
 
 def _blank_behind(names: Iterable[str], space: dict, known: dict, ran: Sequence[str] = ()) -> str | None:

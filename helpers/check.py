@@ -142,7 +142,7 @@ def grade(name: str, *answers, points: float | None = None, given: dict | None =
     except (Exception, SystemExit, _Endless) as error:
         space = getattr(shell(), "user_ns", None)
         # Of other cells' names many are words that a learner's own function may have forgotten to set, such as `scale`.
-        gone = space and absent(error, space, name[:2], of=("answers",))
+        gone = space and absent(error, space, name[:2], name)
         raise _missed(name, Wrong(gone or _explain(error))) from None
     finally:
         if noise.getvalue().strip():

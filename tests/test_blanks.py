@@ -73,6 +73,12 @@ def test_a_mistyped_answer_is_not_called_a_restart():
     assert "Run All Above" in blanks.reason(missing, "grade(kv_bytes)", {"kb": 2, "attend": 3}, "04")
 
 
+def test_in_a_test_what_earlier_exercises_ask_for_counts_alone():
+    missing = NameError("name 'attend' is not defined", name="attend")
+    assert "Run All Above" in blanks.absent(missing, {}, "04", "04.10")
+    assert blanks.absent(missing, {}, "04", "04.8") is None
+
+
 def test_a_blank_is_found_behind_a_name_that_failing_cells_did_not_set():
     error, ran = NameError("name 'model' is not defined", name="model"), ["np = attend(1)", "model = np + 1"]
     why = blanks.reason(error, "model.decode()", {"attend": stub}, "04", ran)
