@@ -798,13 +798,13 @@ assert abs(float(fp8_gain[32_768]) - 23.09) < 0.13, "the gain at 32,768 is off"
 # %%
 l4 = [row for row in data.measurement("vllm-l4-fp8")["data"] if "ctx" in row]
 x = [row["ctx"] for row in l4]
-from_bytes = [100 * ((8.0445e9 + c * 147_456) / (8.0445e9 + c * 73_728) - 1) for c in x]
-published = [100 * (row["fp8"] / row["bf16"] - 1) for row in l4]
 for kind in ("bf16", "fp8"):
     slope, intercept = np.polyfit(x, [1e3 / row[kind] for row in l4], 1)
     print(f"{kind}: {1e6 * slope:.0f} ns per token + {intercept:.2f} ms")
 
 # %% jupyter={"source_hidden": true}
+from_bytes = [100 * ((8.0445e9 + c * 147_456) / (8.0445e9 + c * 73_728) - 1) for c in x]
+published = [100 * (row["fp8"] / row["bf16"] - 1) for row in l4]
 _ = plots.prediction(
     None,
     x,
