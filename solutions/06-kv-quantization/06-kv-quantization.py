@@ -555,7 +555,7 @@ _ = plots.bars(
     [name.replace(" ", "\n", 1) for name in rise],
     list(rise.values()),
     ylabel="perplexity above exact (%)",
-    title=f"SmolLM2-135M, {length - 512:,} tokens; exact {exact:.2f}",
+    title=f"SmolLM2-135M, {len(tokens) - 512:,} tokens; exact {exact:.2f}",
     form="{:+.1f}",
 )
 
