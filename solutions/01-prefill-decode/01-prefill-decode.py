@@ -624,6 +624,8 @@ again, again_at, *_ = stamped(recompute(decoder, prompt, count))
 same = next((i for i in range(count) if cached[i] != again[i]), count)
 print(tokenizer.decode(cached))
 print(f"the two ways agree on the first {same} of {count} tokens")
+
+# %%
 rest = "perhaps small products, norms, launches"
 _, _, *latencies = zip(*runs, strict=True)  # TTFT of both runs, TPOT of both
 seen = [timing.Timing(pair) for pair in latencies]
