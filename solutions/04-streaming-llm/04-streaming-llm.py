@@ -451,7 +451,7 @@ assert (shares - torch.tensor(SHARES)).abs().max() < 2e-4, "the weights of three
 # exactly its own window, so that long texts can be read.
 
 # %%
-from helpers.clock import devices, recordings, sweeps
+from helpers.clock import devices, recordings, sweeps, timing
 from helpers.models import pretrained, text
 from helpers.caches import FullCache, SinkCache
 
@@ -619,8 +619,7 @@ _ = drawings.step_bytes(streams, title=title)
 # %%
 engines = {label: (model, cache) for label, cache in caches.items()}
 timed = sweeps.decode_sweep(engines, contexts, budget, card.read_bytes_per_second)
-doubts = {t.verdict for points in timed.values() for t in points.values() if t.reason}
-note = "".join(f" [{verdict}]" for verdict in sorted(doubts))
+note = timing.doubt(t for points in timed.values() for t in points.values())
 
 # %% jupyter={"source_hidden": true}
 _, ax = plt.subplots(figsize=(8, 4.4))
